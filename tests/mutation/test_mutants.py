@@ -264,7 +264,7 @@ TESTS = {
     "tasks/qa_examples": ["tests/tasks/test_rows_by_hand.py", "-k", "answers_are"],
     "tasks/scored": ["tests/tasks/test_figures_by_hand.py", "-k", "added or asked_for"],
     "tasks/tagged_words": ["tests/tasks/test_rows_by_hand.py", "-k", "words or spans"],
-    "tasks/templates": ["tests/tasks/test_rows_by_hand.py", "-k", "template"],
+    "text/templates": ["tests/tasks/test_rows_by_hand.py", "-k", "template"],
     "tasks/text2sql": [
         "tests/tasks/test_prepared.py",
         "tests/tasks/test_text2sql.py",

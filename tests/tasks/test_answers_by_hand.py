@@ -62,7 +62,8 @@ def test_answers_of_a_classifier_have_probabilities_of_six_digits() -> None:
 def test_scores_of_a_classifier_by_hand() -> None:
     numbers = classifier(SOURCE, problem="regression")
     found = numbers.score([Text([1], None, 1.0), Text([1], None, 2.0)], [1.5, 4.0])
-    assert found["negative_squared_error"] == (-4.25, 2) and found["count/xy"] == (9.5, 2) and len(found) == 7
+    sums = {"n": 2.0, "x": 3.0, "y": 5.5, "xx": 5.0, "yy": 18.25, "xy": 9.5, "absolute": 2.5, "squared": 4.25}
+    assert found == {"negative_squared_error": (-4.25, 2)} | {f"count/{name}": (one, 2) for name, one in sums.items()}
     one = classifier(SOURCE, data={"labels": ("bad", "good")})
     found = one.score([Text([1], None, 0), Text([1], None, 1)], [1, 1])
     assert found == {

@@ -42,13 +42,19 @@ def test_f1_and_matthews_from_counts() -> None:
     assert several == {"f1_macro": pytest.approx(4 / 9), "f1_micro": pytest.approx(2 / 3)}  # all labels count
 
 
-def test_pearson_from_moments() -> None:
-    # (1, 2), (2, 3), (3, 4): on a line
-    sums = {"count/n": 3.0, "count/x": 6.0, "count/y": 9.0, "count/xx": 14.0, "count/yy": 29.0, "count/xy": 20.0}
-    assert label_figures("regression", 0, {**sums, "negative_squared_error": -3.0}) == {"pearson": pytest.approx(1.0)}
+def test_errors_and_pearson_from_sums() -> None:
+    # (1, 2), (2, 3), (3, 4): on a line, each one too much; about the mean 2 the true ones have squares 1, 0 and 1
+    moments = {"n": 3.0, "x": 6.0, "y": 9.0, "xx": 14.0, "yy": 29.0, "xy": 20.0, "absolute": 3.0, "squared": 3.0}
+    totals = {f"count/{name}": value for name, value in moments.items()} | {"negative_squared_error": -3.0}
+    assert label_figures("regression", 0, totals) == {
+        "rmse": 1.0,
+        "mae": 1.0,
+        "r2": pytest.approx(1 - 3 / 2),
+        "pearson": pytest.approx(1.0),
+    }
 
 
-def test_correlations_are_for_numbers_and_matthews_for_one_label() -> None:
+def test_errors_and_correlations_are_for_numbers_and_matthews_for_one_label() -> None:
     assert known_metrics("single_label") == {
         "accuracy": "accuracy",
         "macro_f1": "f1_macro",
@@ -59,6 +65,9 @@ def test_correlations_are_for_numbers_and_matthews_for_one_label() -> None:
     assert known_metrics("regression") == {
         "pearson": "pearson",
         "spearman": spearman,
+        "rmse": "rmse",
+        "mae": "mae",
+        "r2": "r2",
         "negative_squared_error": "negative_squared_error",
     }
 

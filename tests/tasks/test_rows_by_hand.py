@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import pytest
 from own_rows import ONE, own, write_rows
 
 from fedtorch.core.errors import DataError
+from fedtorch.core.model_folder import ADAPTED
 from fedtorch.data.hydranet import Gold, Question, Row
 from fedtorch.models.networks.hydranet import Query
 from fedtorch.tasks import wikisql_measures
 from fedtorch.tasks.conversations import Conversations, Unanswered, Unchosen
 from fedtorch.tasks.labelled_texts import LabelledTexts
 from fedtorch.tasks.messages import listed, texts_of, tools_of
-from fedtorch.tasks.new_rows import BLOCK, NewPrompts, NewTexts, new_rows
+from fedtorch.tasks.new_rows import BLOCK, NewPrompts, NewRow, NewTexts, all_usable, new_rows
 from fedtorch.tasks.own_usage import usage
 from fedtorch.tasks.qa_examples import Question as Candidates
 from fedtorch.tasks.qa_examples import Triple, labelled, triples_of
@@ -44,9 +46,27 @@ def test_labels_are_words_lists_of_them_or_numbers_as_the_problem_says() -> None
         LabelledTexts("single_label", ()).convert({"text": "t", "label": ["a"]})
     with pytest.raises(ValueError, match="the label 'c' is none of task.data.labels: a, b"):
         several.convert({"text": "t", "label": ["c"]})
-    for wrong, kind in ((True, "bool"), (1.5, "float")):
-        with pytest.raises(ValueError, match=f"the label is a {kind}, expected a string or a whole number"):
-            LabelledTexts("single_label", ()).convert({"text": "t", "label": wrong})
+    one = LabelledTexts("single_label", ())
+    for given, label in ((True, "true"), (False, "false"), ("True", "True"), (2.0, "2"), (2, "2"), ("2.0", "2.0")):
+        assert one.convert({"text": "t", "label": given})["label"] == label
+    with pytest.raises(ValueError, match="the label is a float, expected a string or a whole number"):
+        one.convert({"text": "t", "label": 1.5})
+
+
+def test_a_number_may_be_a_text_and_a_comma_is_read_where_it_is_asked_for() -> None:
+    point, comma = LabelledTexts("regression", ()), LabelledTexts("regression", (), decimal=",")
+    assert point.convert({"text": "t", "label": "-2.5"})["label"] == -2.5
+    assert comma.convert({"text": "t", "label": "-2,5"})["label"] == -2.5
+    for label, why in (
+        ("2,5", 'the label is a str, a number with a comma; set task.data.decimal to ",", or write a point'),
+        ("a,5", "the label is a str, expected a finite number, as for every regression$"),
+        (True, "the label is a bool, expected a finite number, as for every regression$"),
+        (float("inf"), "the label is a float, expected a finite number"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            point.convert({"text": "t", "label": label})
+    with pytest.raises(ValueError, match="as for every regression with a comma before its decimals, as task.data.dec"):
+        comma.convert({"text": "t", "label": "2.5"})
 
 
 def test_texts_of_other_scripts_stay_as_they_are_where_tools_are_written_as_json() -> None:
@@ -136,11 +156,15 @@ def test_new_rows_come_in_their_order_in_blocks_with_their_places(tmp_path: Path
     data = own(source, clients=ONE, columns={"text": "said", "label": "label"})
     blocks = list(new_rows(source, data, NewTexts()))
     assert [len(block) for block in blocks] == [1000, 1]  # so many are in memory together
-    assert [row["text"] for block in blocks for row in block] == [row["said"] for row in rows]
-    assert blocks[1] == [{"text": "text 1000", "where": f"{source}:1001"}]
+    usable = all_usable([row for block in blocks for row in block])
+    assert [row["text"] for row in usable] == [row["said"] for row in rows]
+    assert blocks[1] == [NewRow(1001, {"text": "text 1000", "where": f"{source}:1001"})]
     write_rows(Path(source), [{"said": "a"}, {"said": 2}])
-    with pytest.raises(DataError, match="rows.jsonl:2: the text is a int, expected a string; correct the row"):
-        list(new_rows(source, data, NewTexts()))
+    (found,) = new_rows(source, data, NewTexts())
+    why = f"{source}:2: the text is a int, expected a string; correct the row"
+    assert found == [NewRow(1, {"text": "a", "where": f"{source}:1"}), NewRow(2, None, why)]
+    with pytest.raises(DataError, match=f"^{re.escape(why)}$"):
+        all_usable(found)
 
 
 def test_words_are_found_in_a_joined_text_and_tags_are_iob2() -> None:
@@ -224,20 +248,29 @@ class Source:
 
 
 @pytest.mark.parametrize(
-    ("head", "pipeline", "line"),
+    ("head", "pipeline", "line", "labels"),
     [
-        ("SequenceClassification", "text-classification", 'classify = pipeline("text-classification", model="FOLDER")'),
-        ("CausalLM", "text-generation", 'model = AutoModelForCausalLM.from_pretrained("FOLDER")'),
-        ("Seq2SeqLM", "", 'model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER")'),
+        (
+            "SequenceClassification",
+            "text-classification",
+            'classify = pipeline("text-classification", model="FOLDER")',
+            True,
+        ),
+        ("CausalLM", "text-generation", 'model = AutoModelForCausalLM.from_pretrained("FOLDER")', False),
+        ("Seq2SeqLM", "", 'model = AutoModelForSeq2SeqLM.from_pretrained("FOLDER")', False),
     ],
 )
-def test_a_model_card_has_the_lines_that_load_the_model(head: Any, pipeline: str, line: str) -> None:
+def test_a_model_card_has_the_lines_that_load_the_model(head: Any, pipeline: str, line: str, labels: bool) -> None:
     source: Any = Source(path="models/tiny")
     found = usage(head, source)
     assert found["pipeline"] == pipeline and line in found["code"] and found["start"] == "`tiny`"
     with_adapter: Any = Source(random="bert", adapter="lora")
     found = usage(head, with_adapter)
-    assert "PeftModel.from_pretrained" in found["code"] and found["start"] == "random weights, with an adapter"
+    assert found["pipeline"] == "" and found["start"] == "random weights, with an adapter"
+    base = f'model = AutoModelFor{head}.from_pretrained("FOLDER"'
+    assert (f"{base}, config=config, ignore_mismatched_sizes=True)\n" in found["code"]) is labels
+    assert (f"{base})  # finds base and adapter, by peft\n" in found["code"]) is not labels
+    assert (f'AutoConfig.from_pretrained("FOLDER/{ADAPTED}")' in found["code"]) is labels
 
 
 def test_measures_of_a_query_by_hand(tmp_path: Path) -> None:

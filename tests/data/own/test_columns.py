@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, fields
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,15 @@ def column(*values: Any, name: str = "x") -> Column:
         ([[1, "a"]], "other"),
         ([[1, True]], "other"),
         ([[{"role": "user", "content": "a"}]], "turns"),
-        ([{"a": 1}], "other"),
-        (["a", 1], "other"),
+        ([[{"start": 0, "end": 1, "label": "PER"}], [[0, 1, "PER"]]], "spans"),
+        ([{"start": [0], "end": [1], "label": ["PER"]}], "spans"),
+        ([{"a": 1}], "object"),
+        ([[{"a": 1}]], "objects"),
+        (["a", 1], "text"),
+        ([1, "a", True], "other"),
+        (["a", True], "other"),
+        (["[1, 2]", [3]], "numbers"),
+        ([1.0, 2], "whole"),
         ([None, "", []], "empty"),
     ],
 )
@@ -57,7 +65,7 @@ def test_a_column_is_of_the_kind_of_all_its_values(values: list[Any], kind: str)
 def test_sizes_and_values_of_a_column_by_hand() -> None:
     texts = column("a b c", "d", "d", None, "")
     assert (texts.words, texts.distinct, texts.missing) == (5 / 3, 2, 2) and texts.values == {"a b c": 1, "d": 2}
-    assert [texts.share_below(share) for share in (0.0, 0.5, 0.99)] == [1, 1, 3]
+    assert [texts.share_below(share) for share in (0.0, 0.5, 0.99)] == [1, 1, 4]  # tokens
     assert column().words == column().share_below(0.5) == 0
     lists = column(["a", "b"], ["a"])
     assert lists.sizes == [2, 1] and lists.values == {"a": 2, "b": 1}
@@ -75,8 +83,10 @@ def test_a_source_is_looked_at_evenly_and_its_rows_are_counted(tmp_path: Path) -
     rows: list[Any] = [{"text": f"t{i}", "home": f"h{i % 3}"} for i in range(LOOKED_AT + 2)]
     with open_tables(write_rows(tmp_path / "rows.jsonl", rows), tmp_path) as tables:
         found = look(tables, {"home"})
-    assert (found.rows, found.seen) == (5002, 2501) and found.values == {"home": {"h0", "h1", "h2"}}
-    assert found.columns["text"].values["t2"] == 1 and "t1" not in found.columns["text"].values
+    draw = Random(0)  # of more rows than `LOOKED_AT` the first, and of the others every second by chance
+    drawn = {"t0", *(f"t{i}" for i in range(1, len(rows)) if draw.random() < 0.5)}
+    assert (found.rows, found.seen) == (5002, len(drawn)) and found.values == {"home": {"h0", "h1", "h2"}}
+    assert found.columns["text"].values == dict.fromkeys(drawn, 1)
     with open_tables(write_rows(tmp_path / "few.jsonl", rows[:5]), tmp_path) as tables:
         assert look(tables, ()).seen == 5
 
@@ -84,8 +94,22 @@ def test_a_source_is_looked_at_evenly_and_its_rows_are_counted(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("cls", "known"),
     [
-        (SplitRule, {"dev": 0.1, "test": 0.1, "column": None, "held_out": ()}),
-        (OwnData, {"labels": (), "id": None, "seed": 42, "skip_bad_rows": 0, "tokenizer_size": 2000, "prepared": None}),
+        (SplitRule, {"dev": 0.1, "test": 0.1, "column": None, "held_out": (), "stratify": False}),
+        (
+            OwnData,
+            {
+                "labels": (),
+                "id": None,
+                "seed": 42,
+                "skip_bad_rows": 0,
+                "tokenizer_size": 2000,
+                "separator": None,
+                "encoding": "utf-8",
+                "format": None,
+                "decimal": ".",
+                "prepared": None,
+            },
+        ),
         (Dirichlet, {"of": "label", "min_size": 10, "balanced": False, "parity": ""}),
         (DirichletClients, {"of": "label"}),
         (Shards, {"per_client": 2, "of": "label"}),

@@ -38,10 +38,13 @@ def test_a_row_of_a_table_has_the_line_at_which_it_begins(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("byte", [b"\x80", b"\xff"])
 def test_bytes_of_another_encoding_are_named(byte: bytes, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="a.csv:1: the header is not UTF-8; save the file as UTF-8"):
+    with pytest.raises(
+        DataError, match=rf"a.csv:1: the header: line 1, byte 2 is not UTF-8 \(0x{byte.hex()}\); save the file"
+    ):
         lines(tmp_path, "a.csv", b"x" + byte + b",y\n1,2\n")
     found = lines(tmp_path, "b.csv", b"x,y\n1,2" + byte + b"\n")
-    assert found == [(2, "not UTF-8; save the file as UTF-8")]
+    advice = "save the file as UTF-8, or name its encoding in task.data.encoding (on Windows often cp1252)"
+    assert found == [(2, f"line 2, byte 4 is not UTF-8 (0x{byte.hex()}); {advice}")]
     with pytest.raises(DataError, match="c.csv:1: the header has the column `x` twice"):
         lines(tmp_path, "c.csv", b"x,x\n")
 
@@ -69,7 +72,7 @@ def test_files_of_a_folder_are_those_that_are_not_hidden(tmp_path: Path) -> None
 class Columns:
     """Two rows of a data set, then bytes that nobody can read."""
 
-    column_names = ("text",)
+    column_names = ("kind", "tags")
 
     class Feature:
         """Numbers that stand for names."""
@@ -78,22 +81,29 @@ class Columns:
 
         def int2str(self) -> None: ...
 
-    features: Any = {"text": Feature()}
+    class Several:
+        """Objects with a list of them."""
+
+        def __init__(self, feature: Any) -> None:
+            self.feature = feature
+
+    features: Any = {"kind": Feature(), "tags": Several({"tag": Feature(), "text": None})}
 
     def select_columns(self, names: Any) -> Columns:
         """All of them."""
         return self
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        yield {"text": 0}
-        yield {"text": [1, 2, -1]}
+        yield {"kind": 0, "tags": [{"tag": 1, "text": 0}, {"tag": 2, "text": 1}, {"tag": -1, "text": 2}]}
+        yield {"kind": [1], "tags": None}
         raise OSError("of the file")
 
 
 def test_numbers_that_stand_for_names_come_as_names_and_damage_is_named_with_its_row() -> None:
-    found = rows_of(Table(Columns(), "part", "", ""), {"text": "text"})
-    assert next(found) == (0, {"text": "first"})
-    assert next(found) == (1, {"text": ["second", None, None]})
+    found = rows_of(Table(Columns(), "part", "", ""), {"label": "kind", "tags": "tags"})
+    tags = [{"tag": "second", "text": 0}, {"tag": None, "text": 1}, {"tag": None, "text": 2}]
+    assert next(found) == (0, {"label": "first", "tags": tags})
+    assert next(found) == (1, {"label": None, "tags": None})
     with pytest.raises(DataError, match="part, row 3 cannot be read .OSError.; write it anew"):
         next(found)
 
