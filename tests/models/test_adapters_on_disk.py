@@ -14,10 +14,11 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.model_folder import ADAPTED
 from fedtorch.models.adapters.lora import CONFIG, NAME, WEIGHTS, add_adapter, with_adapter
 from fedtorch.models.adapters.mapped import map_base
 from fedtorch.models.adapters.precision import pass_gradients_quickly, score_in_fp32, train_in_fp32
-from fedtorch.models.adapters.saved import BASE, base_of, bases_elsewhere, save_adapted
+from fedtorch.models.adapters.saved import BASE, base_of, bases_elsewhere, save_adapted, saved_keys, tell_place
 from fedtorch.models.adapters.settings import Adapter
 
 
@@ -151,3 +152,33 @@ def test_matrices_are_turned_where_all_layers_hold_them_so(targets: list[str], i
     )
     add_adapter(model, Adapter(r=2, targets=targets), 0)  # type: ignore[arg-type]
     assert model.peft_config[NAME].fan_in_fan_out == is_turned
+
+
+def test_a_base_of_the_hub_is_asked_for_by_the_name_that_the_config_has(tmp_path: Path) -> None:
+    (tmp_path / ADAPTED).write_text('{"dtype": "bfloat16"}')
+    (tmp_path / CONFIG).write_text('{"base_model_name_or_path": "nobody/nothing"}')
+    for source in ("hub:nobody/nothing", "nobody/nothing"):
+        assert saved_keys(tmp_path, source) == {"path": source, "adapter": {"path": str(tmp_path), "base": "saved"}}
+    for source in (None, "nobody/other"):
+        with pytest.raises(ConfigError, match="names the base 'nobody/nothing', which is no folder and not in the"):
+            saved_keys(tmp_path, source)
+    # a folder of this machine is looked at, whatever the config calls it
+    gone = str(tmp_path / "gone")
+    (tmp_path / CONFIG).write_text(json.dumps({"base_model_name_or_path": gone}))
+    with pytest.raises(ConfigError, match="gone', which is no folder"):
+        saved_keys(tmp_path, gone)
+    (tmp_path / "gone").mkdir()
+    (tmp_path / ADAPTED).write_text("{}")
+    assert saved_keys(tmp_path, None) == {"path": gone, "adapter": {"path": str(tmp_path), "base": "fp32"}}
+
+
+def test_places_are_told_to_adapters_beside_a_folder_of_a_base_alone(tmp_path: Path) -> None:
+    (tmp_path / "p" / "one" / BASE).mkdir(parents=True)
+    (tmp_path / "p" / "two" / BASE).mkdir(parents=True)  # and no adapter beside it
+    (tmp_path / "p" / "three").mkdir()
+    (tmp_path / "p" / "three" / BASE).write_text("a file")
+    for name in ("one", "three"):
+        (tmp_path / "p" / name / CONFIG).write_text('{"base_model_name_or_path": "before"}')
+    tell_place(tmp_path / "p", tmp_path / "model")
+    told = [json.loads((tmp_path / "p" / name / CONFIG).read_text()) for name in ("one", "three")]
+    assert [one["base_model_name_or_path"] for one in told] == [str(tmp_path / "model" / "one" / BASE), "before"]

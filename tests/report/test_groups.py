@@ -82,6 +82,41 @@ def test_charts_are_drawn_of_more_than_one_point_with_those_of_single_tasks_last
     assert charts([Group("x", [run_of("a", records)])]) == [("dev", "acc"), ("dev", "t/f1")]
 
 
+def evaluation(number: int, label: str, client: str, score: Any, **more: Any) -> dict[str, Any]:
+    about = {"kind": "eval", "round": number, "split": "dev", "label": label, "client": client}
+    return {**about, "metrics": {"acc": score}, **more}
+
+
+def test_scores_of_a_client_are_shares_of_rounds_in_which_it_has_rows() -> None:
+    records = [
+        evaluation(1, "training", "a", [1.0, 4]),
+        evaluation(2, "training", "a", [0.0, 0]),
+        evaluation(3, "training", "a", [None, 4]),
+        evaluation(4, "global", "a", [3.0, 4]),
+        evaluation(5, "final", "a", [4.0, 4]),
+        evaluation(1, "training", "b", [2.0, 4]),
+    ]
+    group = Group("x", [run_of("a", records), run_of("b", records[:1])])
+    found = group.scores_of_clients("dev", "acc")
+    assert (found["a"].xs, found["a"].mean, found["b"].mean) == ([1, 4], [0.25, 0.75], [0.5])
+    assert group.scores_of_clients("test", "acc") == group.scores_of_clients("dev", "f1") == {}
+
+
+def test_a_split_that_clients_share_is_told_with_their_number() -> None:
+    shared = [evaluation(2, "final", client, [1.0, 4], shared=True) for client in "abc"]
+    own = [evaluation(2, "final", client, [1.0, 4]) for client in "ab"]
+    before = [evaluation(1, "final", client, [1.0, 4], shared=True) for client in "abcd"]
+    assert Group("x", [run_of("a", own)]).shared_by("acc") == 0
+    assert Group("x", [run_of("a", own), run_of("b", before + shared)]).shared_by("acc") == 3
+    assert Group("x", [run_of("b", shared)]).shared_by("f1") == 0
+
+
+def test_the_round_that_was_scored_is_that_of_each_run_that_chose_one() -> None:
+    total = {"kind": "eval_total", "round": 5, "split": "dev", "label": "final", "weights_of": 3}
+    chose = run_of("a", [evaluation(5, "final", "a", [1.0, 4], weights_of=3), total])
+    assert Group("x", [chose, run_of("b", [evaluation(1, "training", "a", [1.0, 4])])]).chosen_rounds == [3]
+
+
 def examples(name: str, **scores: list[float | None]) -> Run:
     records = [
         {"kind": "examples", "client": client, "metrics": {"mrr": values, "other": [1.0]}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +74,21 @@ def test_scores_of_a_classifier_by_hand() -> None:
         "count/1/predicted": (2.0, 2),
         "count/1/true": (1.0, 2),
     }
+
+
+@pytest.mark.parametrize(
+    ("problem", "targets", "loss", "terms"),
+    [
+        ("regression", [2.0, 4.0], 1.5**2 + 4.0**2, 2),
+        ("multi_label", [[1.0, 0.0], [1.0, 1.0]], math.log1p(math.exp(-0.5)) + 3 * math.log(2), 4),
+        ("single_label", [1, 0], math.log1p(math.exp(0.5)) + math.log(2), 2),
+    ],
+)
+def test_losses_of_a_classifier_by_hand(problem: str, targets: list[Any], loss: float, terms: int) -> None:
+    task: Any = classifier(SOURCE, problem=problem, data={"labels": () if problem == "regression" else ("bad", "good")})
+    task.__dict__.update(logits=lambda model, batch: torch.tensor([[0.5, 0.0], [0.0, 0.0]]), label_weights=None)
+    found, count = task.loss(None, {"targets": torch.tensor(targets)})
+    assert (found.item(), count) == (pytest.approx(loss), terms)
 
 
 def test_what_rows_of_a_label_weigh() -> None:
@@ -149,6 +165,13 @@ def test_new_tokens_are_what_follows_the_start_of_an_encoder_decoder_or_the_prom
         assert model.sides == [[[1, 1], [0, 1] if left else [1, 0]]]
     model = Model(False)
     assert task._texts(model, [[5, 5], [6]], 2) == ["\x07\x08"] * 2 and model.sides == [[[1, 1], [1, 0]]]
+
+
+def test_a_text_is_read_by_its_template_and_the_last_column_is_the_answer() -> None:
+    values = {"city": "Rome", "day": "today", "answer": "sun"}
+    form = text_generation.Texts(("city", "day", "answer"), "{day} in {city}?")
+    assert form.convert(values) == {"source": "today in Rome?", "target": "sun"}
+    assert text_generation.Texts(("city", "answer"), None).convert(values) == {"source": "Rome", "target": "sun"}
 
 
 def test_templates_name_columns_and_metrics_need_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,13 +19,13 @@ from fedtorch.tasks import wikisql_measures
 from fedtorch.tasks.conversations import Conversations, Unanswered, Unchosen
 from fedtorch.tasks.labelled_texts import LabelledTexts
 from fedtorch.tasks.messages import listed, texts_of, tools_of
-from fedtorch.tasks.new_rows import BLOCK, NewPrompts, NewRow, NewTexts, all_usable, new_rows
+from fedtorch.tasks.new_rows import BLOCK, NewPrompts, NewRow, NewTexts, all_usable, new_rows, text_form_of
 from fedtorch.tasks.own_usage import usage
 from fedtorch.tasks.qa_examples import Question as Candidates
 from fedtorch.tasks.qa_examples import Triple, labelled, triples_of
 from fedtorch.tasks.tagged_words import TaggedWords, UntaggedWords, words_of
 from fedtorch.tasks.word_tokens import Example, first_pieces, spans_in_text, tags_of_words
-from fedtorch.text.templates import check_strings, filled
+from fedtorch.text.templates import check_strings, filled, template_columns
 
 
 def test_labelled_texts_keep_a_second_text_and_only_one_that_is_there() -> None:
@@ -65,7 +65,9 @@ def test_a_number_may_be_a_text_and_a_comma_is_read_where_it_is_asked_for() -> N
     ):
         with pytest.raises(ValueError, match=why):
             point.convert({"text": "t", "label": label})
-    with pytest.raises(ValueError, match="as for every regression with a comma before its decimals, as task.data.dec"):
+    with pytest.raises(
+        ValueError, match="as for every regression with a comma before its decimals, as task.data.decimal says$"
+    ):
         comma.convert({"text": "t", "label": "2.5"})
 
 
@@ -165,6 +167,22 @@ def test_new_rows_come_in_their_order_in_blocks_with_their_places(tmp_path: Path
     assert found == [NewRow(1, {"text": "a", "where": f"{source}:1"}), NewRow(2, None, why)]
     with pytest.raises(DataError, match=f"^{re.escape(why)}$"):
         all_usable(found)
+
+
+def test_new_rows_have_the_encoding_of_training_where_they_are_no_utf8(tmp_path: Path) -> None:
+    for name, text in (("one", "größe"), ("two", "weite"), ("three", "länge")):
+        (tmp_path / f"{name}.csv").write_bytes(f"text;x\n{text};1\n".encode("cp1252" if name == "three" else "utf-8"))
+    western = own("rows.csv", encoding="cp1252", separator=";")
+    found = {name: text_form_of(str(tmp_path / f"{name}.csv"), western) for name in ("one", "two", "three")}
+    assert {name: form.encoding for name, form in found.items()} == {"one": "utf-8", "two": "utf-8", "three": "cp1252"}
+    assert text_form_of(str(tmp_path / "*.csv"), western).encoding == "cp1252"  # one of them is none
+    assert text_form_of(str(tmp_path / "three.csv"), own("rows.csv")).encoding == "utf-8"
+    assert not any(form.separator for form in found.values())
+
+
+def test_columns_of_a_template_stand_once_in_its_order() -> None:
+    assert template_columns("{b} and {a}: {b}.") == ["b", "a"]
+    assert template_columns(None) == template_columns("") == template_columns("none {{a}}") == []
 
 
 def test_words_are_found_in_a_joined_text_and_tags_are_iob2() -> None:
@@ -270,6 +288,7 @@ def test_a_model_card_has_the_lines_that_load_the_model(head: Any, pipeline: str
     base = f'model = AutoModelFor{head}.from_pretrained("FOLDER"'
     assert (f"{base}, config=config, ignore_mismatched_sizes=True)\n" in found["code"]) is labels
     assert (f"{base})  # finds base and adapter, by peft\n" in found["code"]) is not labels
+    assert found["code"].count("by peft") == 1
     assert (f'AutoConfig.from_pretrained("FOLDER/{ADAPTED}")' in found["code"]) is labels
 
 

@@ -121,7 +121,7 @@ def test_a_share_is_of_questions_to_train_on_and_at_least_one() -> None:
     task = QA(train_share={"a": 0.1})
     assert task.limit("a", "train", 100) == 10 and task.limit("a", "train", 3) == 1
     assert task.limit("b", "train", 100) == task.limit("a", "dev", 100) == 100
-    assert QA(train_share={"a": 0.5}, max_train=20).limit("a", "train", 100) == 20
+    assert QA(train_share={"a": 0.5}, max_train=20).limit("a", "train", 100) == 10  # of what is left
 
 
 def test_messages_and_plain_text_have_no_template(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def column(*values: Any, name: str = "x") -> Column:
         ([[{"role": "user", "content": "a"}]], "turns"),
         ([[{"start": 0, "end": 1, "label": "PER"}], [[0, 1, "PER"]]], "spans"),
         ([{"start": [0], "end": [1], "label": ["PER"]}], "spans"),
+        ([{"start": [0], "end": 1}], "object"),
         ([{"a": 1}], "object"),
         ([[{"a": 1}]], "objects"),
         (["a", 1], "text"),
@@ -72,6 +73,12 @@ def test_sizes_and_values_of_a_column_by_hand() -> None:
     talk = column([{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}])
     assert talk.sizes == [5] and not talk.values  # words, and the two roles
     assert column(1, name="hospitalId").parts == column(1, name="hospital-ID").parts == {"hospital", "id"}
+
+
+def test_tags_that_begin_inside_are_noticed() -> None:
+    assert not column(["B-PER", "I-PER", "O"]).begins_inside and not column("I-PER").begins_inside
+    assert column(["O", "I-PER"]).begins_inside and column(["I-PER"], ["O"]).begins_inside
+    assert column(["B-LOC", "I-PER"]).begins_inside and not column([1, 2]).begins_inside
 
 
 def test_numbers_may_be_written_as_texts_but_all_of_them() -> None:

@@ -10,7 +10,8 @@ import pytest
 from own_rows import own, write_rows
 
 from fedtorch.core.errors import DataError
-from fedtorch.data.own.rows import Row, content_digest, read_rows
+from fedtorch.data.own.keys import SplitRule
+from fedtorch.data.own.rows import Row, content_digest, read_rows, split_of
 from fedtorch.data.own.source import Table, files_of, open_tables, rows_of
 from fedtorch.data.own.text_files import TextRows
 from fedtorch.tasks.labelled_texts import LabelledTexts
@@ -139,3 +140,16 @@ def test_a_client_is_called_by_a_text_or_a_number(owner: Any, tmp_path: Path) ->
 def test_texts_that_differ_in_case_spaces_or_form_have_one_digest_of_16_bytes() -> None:
     digest = content_digest(["Größe  1", "b"])
     assert len(digest) == 16 and digest == content_digest(["gro\u0308sse 1", "B "]) != content_digest(["größe 1b"])
+
+
+def test_the_first_cell_of_a_header_tells_that_a_table_is_json(tmp_path: Path) -> None:
+    for text in (b'{"x": 1}\n', b' [{"x": 1}]\n'):
+        with pytest.raises(DataError, match="a.csv:1: JSON in place of a header"):
+            lines(tmp_path, "a.csv", text)
+    assert lines(tmp_path, "b.csv", b'x,"{""y"""\n1,2\n') == [(2, {"x": "1", '{"y"': "2"})]
+
+
+def test_a_split_is_ours_by_the_keys_then_by_its_usual_name() -> None:
+    data = own("rows.jsonl", splits=SplitRule("exam", 0.1))
+    named = {name: split_of(name, data) for name in ("exam", "validation", "train", "extra", "")}
+    assert named == {"exam": "dev", "validation": "dev", "train": "train", "extra": "extra", "": ""}
