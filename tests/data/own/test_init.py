@@ -261,3 +261,46 @@ def test_tasks_with_texts_for_answers_are_told_what_rows_are(
     task = yaml.safe_load((tmp_path / "a.yaml").read_text())["task"]
     assert {key: value for key, value in task.items() if key not in ("name", "model", "data", "max_length")} == keys
     assert (tmp_path / "a.jinja").exists() == ("chat_template" in keys)
+
+
+def test_columns_that_are_passed_over_are_told_with_what_they_may_be() -> None:
+    found = guessed(
+        rows(
+            text=text,
+            label=lambda i: "ab"[i % 2],
+            kind=lambda i: "xyz"[i % 3],
+            figure=lambda i: i % 20,  # three rows of each, so that it may be a label
+            code=lambda i: f"c{i % 21}",  # fewer of some
+            city=lambda i: f"c{i}",
+            same=lambda i: "s",
+            flag=lambda i: i % 2 == 0,
+            size=lambda i: i / 7,
+            parts=lambda i: [1, 2],
+            words=lambda i: "one two three four"[: 18 - i % 2],  # two texts, but long ones
+        )
+    )
+    assert dict(found.why)["passed over"].split("; ") == [
+        "client? `kind`, 3 values",
+        "label? `figure`, 20 values",
+        "text? `code`",
+        "client? `city`, 60 values, too few rows of each",
+        "`same`, one value",
+        "label? `flag`, true or false",
+        "label? `size`, numbers",
+        "`parts` (lists of numbers)",
+        "text? `words`",
+    ]
+
+
+def test_tools_are_read_with_messages_and_with_nothing_else() -> None:
+    def talk(i: int) -> list[dict[str, str]]:
+        return [{"role": "user", "content": "one two three"}]
+
+    def tools(i: int) -> list[dict[str, str]]:
+        return [{"name": "f"}]
+
+    # four tokens and one of the role with two for each, and two more; of tools half of their 15 letters, and two
+    assert guessed(rows(messages=talk)).tokens == 6 + 3 + 2
+    assert guessed(rows(messages=talk, tools=tools)).tokens == 6 + 3 + 2 + 7 + 2
+    pair: dict[str, Maker] = {"prompt": lambda i: "one two three", "completion": lambda i: "four five"}
+    assert guessed(rows(**pair, tools=tools)).tokens == guessed(rows(**pair)).tokens == 4 + 2 + 3 + 2
