@@ -282,7 +282,7 @@ TESTS = {
         "tests/tasks/test_qa.py",
         "tests/tasks/test_task_defaults.py",
         "-k",
-        "says_how_many or QA or share_is or ranks_last",
+        "says_how_many or QA or share_is or ranks_last or what_chooses",
     ],
     "tasks/qa_examples": ["tests/tasks/test_rows_by_hand.py", "-k", "answers_are"],
     "tasks/scored": ["tests/tasks/test_figures_by_hand.py", "-k", "added or asked_for"],
