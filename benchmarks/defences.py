@@ -27,7 +27,6 @@ from fedtorch.audit.embedding_rows import TELLING as ROWS_TELLING
 from fedtorch.audit.span_check import TELLING as SPAN_TELLING
 from fedtorch.audit.subject import AuditOptions
 from fedtorch.main import main as train
-from fedtorch.report.svg import bar_chart
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TEMPLATE = Path(__file__).with_suffix(".md")
@@ -36,11 +35,6 @@ ATTACKED, OFTEN = 2, 16
 """Clients whose updates are attacked; how often the secrets stand in a client's rows of which the page tells."""
 ATTACKS = ("rows", "span", "kv", "secrets", "membership")
 TELLING = {"rows": ROWS_TELLING, "span": SPAN_TELLING}
-STYLE = (
-    "text{font:12px sans-serif;fill:#656d76}.error{stroke:#656d76}"
-    "@media (prefers-color-scheme:dark){text{fill:#8d96a0}.error{stroke:#8d96a0}}"
-)
-"""Dark grey on light pages, light grey on dark ones; as in docs/images/round.svg."""
 
 
 def run_cell(task: str, cell: str, folder: Path, seed: int, data: Mapping[str, Path], rounds: int) -> dict[str, Any]:
@@ -157,15 +151,37 @@ def picture(records: Records) -> str:
     """Tokens recovered per task and cell, the mean over the seeds, as an SVG file."""
     names = [f"{attack}, {what}" for attack in TELLING for what in ("the update", "what is released")]
     names += [f"keys and values, {weights} weights" for weights in ("the same", "own")]
-    rows: dict[str, list[tuple[float, float] | None]] = {}
+    rows: dict[str, list[float | None]] = {}
     for (task, cell), each in records.items():
         found = [[told(one, attack, channel) for one in each] for attack in TELLING
                  for channel in ("update", CELLS[cell].released)]  # fmt: skip
         found += [[words(one, weights) for one in each] for weights in ("the same", "own")]
-        means = [[value for value in values if value is not None] for values in found]
-        rows[f"{task}, {cell}"] = [(fmean(values), 0.0) if values else None for values in means]
-    drawn = bar_chart(rows, names).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    return drawn.replace(">", f"><style>{STYLE}</style>", 1) + "\n"
+        known = [[value for value in values if value is not None] for values in found]
+        rows[f"{task}, {cell}"] = [fmean(values) if values else None for values in known]
+    return _bars(rows, names)
+
+
+def _bars(rows: Mapping[str, Sequence[float | None]], names: Sequence[str]) -> str:
+    """Bars from 0 to 1 of each row, one for each of `names` that is known there; the same text for the same numbers."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "", "font.size": 8}):
+        figure = Figure(figsize=(6, 0.8 + 0.12 * len(names) * len(rows)), layout="constrained")
+        axes, thick = figure.subplots(), 0.8 / len(names)
+        for index, name in enumerate(names):
+            shown = [(place, values[index]) for place, values in enumerate(rows.values())]
+            known = [(place + index * thick, value) for place, value in shown if value is not None]
+            bars = axes.barh([y for y, _ in known], [value for _, value in known], thick, label=name, align="edge")
+            for number, bar in enumerate(bars):
+                bar.set_gid(f"bar {index} {number}")
+        axes.set_yticks([place + 0.4 for place in range(len(rows))], list(rows))
+        axes.set(xlim=(0, 1), xlabel="share of tokens recovered")
+        axes.invert_yaxis()
+        figure.legend(loc="outside upper center", ncols=2)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
 
 
 def page(records: Records, seeds: Sequence[int], rounds: int) -> str:

@@ -83,6 +83,32 @@ def test_who_may_ask_for_the_initial_weights() -> None:
         assert not named_class("algorithm", name, "").reads_initial, name
 
 
+@dataclass(frozen=True)
+class Steps(Algorithm):
+    """A server with a step of its own."""
+
+    def server_update(self, *args: Any, **kwargs: Any) -> Any:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class StepsWithOptimizer(Steps):
+    """The same, and says that the optimiser takes it."""
+
+    steps_with_optimizer: ClassVar[bool] = True
+
+    def server_update(self, *args: Any, **kwargs: Any) -> Any:
+        """Nothing."""
+
+
+def test_whose_step_is_the_optimisers() -> None:
+    assert Least.steps_with_optimizer and not Steps.steps_with_optimizer and StepsWithOptimizer.steps_with_optimizer
+    for name in ("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedassistant", "ditto", "rolora"):
+        assert named_class("algorithm", name, "").steps_with_optimizer, name
+    for name in ("hetlora", "flora"):
+        assert not named_class("algorithm", name, "").steps_with_optimizer, name
+
+
 def test_a_client_with_private_numbers_or_a_model_of_its_own_keeps_something() -> None:
     assert (Least().stateful(ONE), Least().stateful(NONE), Local().stateful(NONE)) == (True, False, True)
 

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedtorch.comm.sums.reproducible import CHUNK, PIECE, Accumulator, RunningSum, SumScale
+from fedtorch.comm.transport.digests import WindowDigest, window_digest
 from fedtorch.comm.transport.windows import slice_of, windows
 from fedtorch.core.kept_vectors import KeptVectors
 
@@ -255,3 +256,14 @@ def test_windows_that_come_in_any_order_give_the_bits_of_one_sum(size: int) -> N
     assert squares == pytest.approx(whole.squares, rel=1e-12)
     again = torch.full((size,), 7.0)
     assert running.write(again, scale) == squares and torch.equal(again, expected)
+
+
+def test_a_vector_is_shown_to_whoever_asks_also_where_others_wait() -> None:
+    first, second = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-4.0, 0.5, 2.0])
+    accumulator, passing = Accumulator(3), WindowDigest(3, torch.float32)
+    accumulator.reset(SumScale(4))
+    accumulator.add(first, 0.5)  # waits
+    accumulator.add(second, 2.0, incoming=passing)
+    assert passing.digest == window_digest(second) != window_digest(first)
+    assert passing.squares == sum((2.0 * x * 16) ** 2 for x in second.tolist())  # of the whole numbers it stands for
+    assert accumulator.result(torch.empty(3)).tolist() == [-7.5, 2.0, 5.5]

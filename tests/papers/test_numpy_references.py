@@ -64,7 +64,8 @@ def exact_median(sizes: Sequence[int], values: Sequence[int]) -> Fraction:
 def test_the_median_is_that_of_every_example_repeated(cohort: Any) -> None:
     sizes, rows = cohort
     expected = [float(exact_median(sizes, column)) for column in zip(*rows, strict=True)]
-    assert combined("median", sizes, rows) == expected
+    # times the sum of all shares, which as floats need not be 1 (of 9, 4, 9, 2 and 11 examples it is 1 - 2^-53)
+    assert combined("median", sizes, rows) == pytest.approx(expected, rel=1e-15)
 
 
 @settings(max_examples=150)

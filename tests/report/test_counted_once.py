@@ -9,6 +9,7 @@ import yaml
 
 from fedtorch.core.update import Report
 from fedtorch.report.command_line import main
+from fedtorch.report.compared import out_folder
 from fedtorch.tracking.tracker import Tracker
 
 
@@ -106,3 +107,11 @@ def test_a_report_of_many_runs_has_a_short_name(tmp_path: Path, capsys: pytest.C
     folders = [make_run(tmp_path / f"a-long-name-{number:02}", lr=number) for number in range(1, 12)]
     assert main([*map(str, folders), "--no-plots"]) == 0
     assert (tmp_path / "report" / "a-long-name-01-and-10-others" / "table.md").is_file()
+
+
+def test_a_report_of_several_folders_is_beside_the_first(tmp_path: Path) -> None:
+    one, other = tmp_path / "x" / "a", tmp_path / "y" / "b"
+    assert out_folder(None, [one, other]) == tmp_path / "x" / "report" / "a-b"
+    assert out_folder(None, [other, one, other]) == tmp_path / "y" / "report" / "b-a"
+    assert out_folder(None, [one, one]) == one / "report" and out_folder(other, [one]) == other
+    assert out_folder(None, [one / "..", other]) == tmp_path / "report" / "x-b"

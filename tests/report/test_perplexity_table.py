@@ -85,6 +85,13 @@ def test_what_follows_the_last_round_is_in_the_sum_and_clients_that_never_traine
     assert "never trained" not in capsys.readouterr().out
 
 
+def test_of_many_clients_that_never_trained_ten_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    many = {f"domain_{number}": 10.0 for number in range(14)}
+    assert main(["perplexity", str(make_run(tmp_path / "a", "feda", many, idle=12))]) == 0
+    named = ", ".join(f"domain_{number}" for number in range(2, 12))
+    assert f"count 12 of 14 clients that never trained: {named}\n" in capsys.readouterr().out
+
+
 def test_a_run_that_is_not_finished_shows_its_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make_run(tmp_path / "a", "feda", SIX)
     records = (folder / "metrics.jsonl").read_text().splitlines()

@@ -17,10 +17,11 @@ from matplotlib import font_manager
 from fedtorch.config import load as yaml_config
 from fedtorch.config.find import find
 from fedtorch.core.update import Report
+from fedtorch.metrics.intervals import wilson
 from fedtorch.report.command_line import COMMANDS, main
 from fedtorch.report.plots import plot_run
 from fedtorch.report.published import FEDMATCH, LORAR, fedassistant, fedparsing, fewfedweight, find_row
-from fedtorch.report.score_table import Table, TableRow, as_csv, markdown
+from fedtorch.report.score_table import Table, TableRow, _interval, as_csv, markdown
 from fedtorch.tracking.run_folder import read_run
 from fedtorch.tracking.tracker import Tracker
 
@@ -482,3 +483,10 @@ def test_a_mean_over_seeds_has_students_interval(tmp_path: Path, capsys: pytest.
     low, high = stats.t.interval(0.95, 2, loc=fmean(micros), scale=stats.sem(micros))
     told = f"95 % interval of Micro: {low:.1f} to {high:.1f} (mean over 3 seeds, by Student's t)"
     assert told in capsys.readouterr().out
+
+
+def test_a_row_without_examples_has_no_interval() -> None:
+    row = TableRow("a", values={"micro": [0.0]}, correct=[0.0])
+    assert _interval(row) is None
+    row.examples = 4
+    assert _interval(row) == (*wilson(0.0, 4), "4 examples of , by Wilson")

@@ -107,6 +107,14 @@ def test_lists_go_by_the_names_of_their_runs_in_the_order_of_their_numbers(tmp_p
     assert values(sweep) == {"": expected}  # numbers before words
 
 
+def test_numbers_come_before_words_also_where_a_key_has_both(tmp_path: Path) -> None:
+    for value, right in (("none", 1), (10, 2), (9, 3), ("top10", 4), ("top9", 5), ("4k", 6)):
+        make_run(tmp_path / f"k={value}", right, keep=value)
+    assert values(swept(tmp_path)) == {
+        "": [(9, [0.3]), (10, [0.2]), ("4k", [0.6]), ("none", [0.1]), ("top9", [0.5]), ("top10", [0.4])]
+    }
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -109,19 +109,24 @@ def _run(module: str, path: Path, tree: ast.Module, tests: Sequence[str]) -> int
         # the package anew, and so the mutant, and all tests that know its classes
         if str(getattr(loaded, "__file__", "")).startswith((root + "fedtorch", root + "tests")):
             del sys.modules[name]
-    sys.meta_path.insert(0, _Mutated(module, path, tree))
+    sys.meta_path.insert(0, Mutated(module, path, tree))
     # the tests' conftest is of this process already, and takes seconds to import
     return int(pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--noconftest"]))
 
 
-class _Mutated(MetaPathFinder, Loader):
+class Mutated(MetaPathFinder, Loader):
     """Gives one module from a tree."""
 
     def __init__(self, module: str, path: Path, tree: ast.Module) -> None:
         self.module, self.path, self.tree = module, path, tree
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return spec_from_loader(name, self, origin=str(self.path)) if name == self.module else None
+        if name != self.module:
+            return None
+        spec = spec_from_loader(name, self, origin=str(self.path), is_package=self.path.name == "__init__.py")
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec.submodule_search_locations.append(str(self.path.parent))
+        return spec
 
     def exec_module(self, module: ModuleType) -> None:
         module.__file__ = str(self.path)

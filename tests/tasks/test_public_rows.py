@@ -31,6 +31,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = [{"prompt": row["text"], "completion": row["label"], "home": row["home"]} for row in weather()]
     write_rows(Path("said.jsonl"), pairs)
     write_rows(Path("public_said.jsonl"), pairs[:11])
+    Path("empty.csv").write_text("text,label\n")
 
 
 ADAPTER = {"kind": "sb", "r": RANK, "dropout": 0.5}
@@ -84,6 +85,7 @@ def assert_fits(task: Any, model: nn.Module, layers: Any, source: str) -> None:
         ({"public_rows": "nowhere.jsonl"}, ConfigError, "nowhere.jsonl"),
         ({"public_rows": "said.jsonl"}, (ConfigError, DataError), "text"),
         ({"public_rows": "holes.jsonl"}, DataError, "holes.jsonl:2: `text` is missing or empty"),
+        ({"public_rows": "empty.csv"}, DataError, "public_rows is 'empty.csv', which has no rows"),
     ],
 )
 def test_what_is_of_no_use_is_refused(change: dict[str, Any], error: Any, shown: str) -> None:

@@ -13,9 +13,10 @@ from datasets import Dataset
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError
+from fedtorch.data.own.columns import Column
 from fedtorch.data.own.first_config import quoted
 from fedtorch.data.own.guess import guess
-from fedtorch.data.own.guessed import Guess, Wishes
+from fedtorch.data.own.guessed import LABEL_NAMES, Guess, Wishes, by_name
 from fedtorch.data.own.model_kind import ModelKind
 from fedtorch.data.own.source import Table
 from fedtorch.setup.init import main, write
@@ -261,3 +262,81 @@ def test_tasks_with_texts_for_answers_are_told_what_rows_are(
     task = yaml.safe_load((tmp_path / "a.yaml").read_text())["task"]
     assert {key: value for key, value in task.items() if key not in ("name", "model", "data", "max_length")} == keys
     assert (tmp_path / "a.jinja").exists() == ("chat_template" in keys)
+
+
+def test_columns_that_are_passed_over_are_told_with_what_they_may_be() -> None:
+    found = guessed(
+        rows(
+            text=text,
+            label=lambda i: "ab"[i % 2],
+            kind=lambda i: "xyz"[i % 3],
+            figure=lambda i: i % 20,  # three rows of each, so that it may be a label
+            code=lambda i: f"c{i % 21}",  # fewer of some
+            city=lambda i: f"c{i}",
+            same=lambda i: "s",
+            flag=lambda i: i % 2 == 0,
+            size=lambda i: i / 7,
+            parts=lambda i: [1, 2],
+            words=lambda i: "one two three four"[: 18 - i % 2],  # two texts, but long ones
+        )
+    )
+    assert dict(found.why)["passed over"].split("; ") == [
+        "client? `kind`, 3 values",
+        "label? `figure`, 20 values",
+        "text? `code`",
+        "client? `city`, 60 values, too few rows of each",
+        "`same`, one value",
+        "label? `flag`, true or false",
+        "label? `size`, numbers",
+        "`parts` (lists of numbers)",
+        "text? `words`",
+    ]
+
+
+def test_tools_are_read_with_messages_and_with_nothing_else() -> None:
+    def talk(i: int) -> list[dict[str, str]]:
+        return [{"role": "user", "content": "one two three"}]
+
+    def tools(i: int) -> list[dict[str, str]]:
+        return [{"name": "f"}]
+
+    # four tokens and one of the role with two for each, and two more; of tools half of their 15 letters, and two
+    assert guessed(rows(messages=talk)).tokens == 6 + 3 + 2
+    assert guessed(rows(messages=talk, tools=tools)).tokens == 6 + 3 + 2 + 7 + 2
+    pair: dict[str, Maker] = {"prompt": lambda i: "one two three", "completion": lambda i: "four five"}
+    assert guessed(rows(**pair, tools=tools)).tokens == guessed(rows(**pair)).tokens == 4 + 2 + 3 + 2
+
+
+def test_two_texts_are_a_source_and_its_target_where_the_task_is_said() -> None:
+    found = guessed(rows(first=text, second=text), task="seq2seq")
+    assert (found.task, found.roles) == ("seq2seq", {"source": "first", "target": "second"})
+    with pytest.raises(ConfigError, match="has no columns that fit --task seq2seq"):
+        guessed(rows(first=text, second=text, third=text), task="seq2seq")
+
+
+def test_a_pair_of_texts_is_read_by_the_name_of_its_first() -> None:
+    pair: dict[str, Maker] = {"premise": text, "hypothesis": text, "label": lambda i: i % 3}
+    both = {"text": "premise", "text_pair": "hypothesis", "label": "label"}
+    assert guessed(rows(**pair)).roles == guessed(rows(**pair), text="premise").roles == both
+    assert guessed(rows(**pair), text="hypothesis").roles == {"text": "hypothesis", "label": "label"}
+
+
+@pytest.mark.parametrize(("values", "task"), [("xy", "text_classification"), ("xyz", "causal_lm")])
+def test_a_column_that_is_named_is_an_answer_where_it_has_many_values(values: str, task: str) -> None:
+    found = guessed(rows(6, note=text, reply=lambda i: values[i % len(values)]), label="reply")
+    assert found.task == task and "reply" in found.roles.values()
+
+
+def test_columns_come_in_the_order_of_the_best_word_in_their_names() -> None:
+    columns = [Column("rating"), Column("class"), Column("target_label"), Column("note"), Column("itsClass")]
+    assert [column.name for column in by_name(columns, LABEL_NAMES)] == ["target_label", "class", "itsClass", "rating"]
+
+
+def test_a_guess_begins_with_nothing_and_the_task_is_told_first() -> None:
+    found = Guess()
+    assert (found.iid, found.clients, found.rows, found.tokens, found.answer_tokens) == (0, 0, 0, 0, 0)
+    assert (found.problem, found.scheme, found.decimal) == ("single_label", "iob2", ".")
+    found.why.append(("clients", "said before"))
+    assert found.take("causal_lm", {"text": "note"}, "a text")
+    assert (found.task, found.roles) == ("causal_lm", {"text": "note"})
+    assert found.why == [("causal_lm", "a text"), ("clients", "said before")]  # the task comes first

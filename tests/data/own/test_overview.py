@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedtorch.data.folder import write_client
-from fedtorch.data.own.overview import ClientRows, Overview, set_divergences, split_digests
+from fedtorch.data.own.overview import LABELS_NAMED, ClientRows, Overview, _labels, set_divergences, split_digests
 from fedtorch.data.own.picture import draw
 
 
@@ -67,6 +67,14 @@ def test_a_client_with_the_labels_of_all_has_no_divergence_and_one_without_rows_
     }
     set_divergences(found)
     assert [client.divergence for client in found.clients.values()] == [0.0, 0.0, None]
+
+
+def test_the_most_frequent_labels_are_named_first_and_five_at_most() -> None:
+    counts = {f"l{n}": n for n in range(12)}
+    named = _labels(sorted(counts), counts, "train")
+    assert named.startswith("l11 (11 of train), l10 (10 of train), l9 (9 of train)") and named.endswith(", ...")
+    assert named.count("of train") == LABELS_NAMED
+    assert _labels(["a" * 30], {"a" * 30: 1}, "dev") == f"{'a' * 20} (1 of dev)"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,6 +86,7 @@ def test_a_client_is_split_by_its_own_rows_alone(tmp_path: Path, caplog: pytest.
     rows.append({"text": "one", "label": "c", "home": "x"})
     with caplog.at_level(logging.INFO):
         both = dealt(tmp_path, rows)
+    assert len(re.findall("too few for all splits", caplog.text)) == 1
     alone = dealt(tmp_path, [row for row in rows if row["home"] == "x"])
     reversed_ = dealt(tmp_path, rows[::-1])
     texts = [
@@ -106,3 +108,16 @@ def test_a_task_without_labels_refuses_it(tmp_path: Path) -> None:
 def test_the_key_changes_what_is_prepared_only_where_it_is_set() -> None:
     assert "stratify" not in OwnData("x").options()["splits"]
     assert OwnData("x", splits=TENTHS).options()["splits"]["stratify"] is True
+
+
+def test_labels_of_one_row_or_two_are_told_of_clients_that_train(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"text": f"t{i}", "label": label, "home": "x"} for i, label in enumerate("abbccc")]
+    rows += [{"text": f"d{i}", "label": "d", "home": home} for home in "yz" for i in range(3)]
+    rows.append({"text": "e", "label": "e", "home": "z"})
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    data = own(source, clients=BY_HOME, splits=SplitRule(0.2, 0.2, held_out=("z",), stratify=True))
+    with caplog.at_level(logging.INFO):
+        deal_rows(data, LabelledTexts("single_label", ()), tmp_path, lambda row: row["label"])
+    assert "too few for all splits: a at x, b at x; train keeps one, test has the second" in caplog.text

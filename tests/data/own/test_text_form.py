@@ -14,6 +14,7 @@ from own_rows import own, write_rows
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.own.conll import looks_like_conll
 from fedtorch.data.own.keys import OwnData
+from fedtorch.data.own.nested import leaves, split_path, value_at
 from fedtorch.data.own.rows import columns_of, read_rows
 from fedtorch.data.own.source import column_names, open_tables, rows_of
 from fedtorch.data.own.text_form import TextForm, separator_of
@@ -261,3 +262,20 @@ def test_whole_numbers_as_floats_are_labels() -> None:
 def test_new_keys_change_what_is_prepared_only_where_they_are_set() -> None:
     assert not {"separator", "encoding", "format", "decimal"} & OwnData("x").options().keys()
     assert OwnData("x", separator=";", decimal=",").options()["separator"] == ";"
+
+
+def test_paths_are_found_five_steps_deep_in_objects_of_two_hundred_keys() -> None:
+    assert list(leaves({"a": 1, "b": {"c": 2, "d": {"e": [3]}}})) == ["b.c", "b.d.e"]
+    six: dict[str, Any] = {"a": {"b": {"c": {"d": {"e": {"f": {"g": 1}}}}}}}
+    assert list(leaves(six)) == ["a.b.c.d.e.f"]
+    for keys, found in ((200, 200), (201, 0)):
+        assert sum("." in path for path in leaves({"a": {str(key): 1 for key in range(keys)}})) == found
+    assert list(leaves({"x": {"a": {str(key): 1 for key in range(201)}}})) == ["x.a"]
+
+
+def test_the_longest_beginning_of_a_path_that_is_a_column_is_meant() -> None:
+    assert split_path("a.b.c", ["a", "a.b"]) == ("a.b", ["c"]) and split_path("a.b", ["a", "a.b"]) == ("a.b", [])
+    assert split_path("a.b.c", ["a"]) == ("a", ["b", "c"]) and split_path("x.y", ["a"]) == ("x.y", [])
+    assert (
+        value_at({"b": {"c": 1}}, ["b", "c"]) == 1 and value_at({"b": 1}, ["b", "c"]) is None and value_at(3, []) == 3
+    )
