@@ -19,6 +19,7 @@ import torch
 from fedtorch.config import load as yaml_config
 from fedtorch.config.options import SHIPPED, add_config_options, parse
 from fedtorch.config.schema import Config
+from fedtorch.core.errors import DeviceError
 from fedtorch.core.job_environment import check_job_environment
 from fedtorch.lifecycle.exit import end, explained
 from fedtorch.lifecycle.kept_texts import keep_texts
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *
     with nullcontext() if args.dry_run else stop.listening():
         code = _main(args, stop)
     flush_streams()
+    if code == DeviceError.exit_code:
+        os._exit(code)  # at its end the GPU's library would abort the process, with a code of its own
     return code
 
 

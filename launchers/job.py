@@ -22,6 +22,7 @@ from fedtorch.core.errors import (
     CheckpointError,
     ConfigError,
     DataError,
+    DeviceError,
     Interrupted,
     NonFiniteError,
     PreflightError,
@@ -45,6 +46,7 @@ FINAL = (
     NonFiniteError.exit_code,
     CheckpointError.exit_code,
     BudgetError.exit_code,
+    DeviceError.exit_code,
     RestartsError.exit_code,
     Interrupted.exit_code,
 )

@@ -21,6 +21,8 @@ KIND = "cuda"
 CPU = torch.device("cpu")
 BACKENDS = f"cpu:gloo,{KIND}:nccl"
 """Of a default group of ranks with a GPU each, as torch names them."""
+_FAULT: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)  # torch 2.8 and later
+_WORDS = "CUDA error"
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # there where a driver is loaded
 
 
@@ -175,8 +177,12 @@ def is_fault(error: BaseException) -> bool:
     """
     if isinstance(error, torch.OutOfMemoryError):
         return False
-    kind = getattr(torch, "AcceleratorError", None)  # torch 2.8 and later
-    return (kind is not None and isinstance(error, kind)) or "CUDA error" in str(error)
+    return isinstance(error, _FAULT) and (_FAULT is not RuntimeError or _WORDS in str(error))
+
+
+def injected_fault() -> RuntimeError:
+    """An error as that of a kernel whose assertion failed, for tests."""
+    return _FAULT(f"{_WORDS}: device-side assert triggered")
 
 
 def fault(error: BaseException, where: str) -> DeviceError:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedtorch.config.schema import Config
+from fedtorch.core import devices
 from fedtorch.core.errors import (
     CheckpointError,
     DeadlineError,
@@ -32,6 +33,8 @@ def explained(error: Exception) -> FedtorchError | None:
     """The error that a user can do something about; None for one that only its traceback explains."""
     if isinstance(error, FedtorchError):
         return error
+    if devices.is_fault(error):
+        return devices.fault(error, "outside any client's training")
     if isinstance(error, MemoryError):
         return FedtorchError(f"out of memory ({error}): give the process more, or start fewer ranks")
     if isinstance(error, OSError) and error.errno in _NO_ROOM:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedtorch.core import devices
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.own_frames import own_place
@@ -114,6 +115,8 @@ class ClientScorer:
         except (FedtorchError, Stopped):
             raise
         except Exception as error:  # a name only; the text may quote the client's data
+            if devices.is_fault(error):
+                raise devices.fault(error, f"when client {name} was evaluated") from error
             if not self._is_alone:
                 raise
             kind, done = f"{type(error).__name__}{own_place(error)}", self.context.round

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedtorch.comm.wire import report_problem
 from fedtorch.comm.worker import Verdict
+from fedtorch.core import devices
 from fedtorch.core.client import Client
 from fedtorch.core.errors import DataError, FedtorchError, PeerError, UpdateError
 from fedtorch.core.norms import norm_and_max
@@ -58,6 +59,7 @@ class ClientTrainer:
         self.early = EarlySum(context)
         self.lateness = Lateness(context.config.clients, context.comm.arrivals)
         self.attackers = Attackers(context.config.attack, context.components.training, context.config.run.seed)
+        self._steps = 0  # of the client that is trained
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(self.attackers.load)
 
     @property
@@ -138,11 +140,15 @@ class ClientTrainer:
         """
         started = time.monotonic()
         report, failure, of_a_peer = Report(client.name), "", False
+        self._steps = 0
         try:
             report = self._train_client(client, parts)
         except Exception as error:  # goes into the report as a name; the text may quote the client's data
             if isinstance(error, Stopped | FedtorchError) and not isinstance(error, DataError):
                 raise
+            if devices.is_fault(error):
+                name, round = self.context.mechanism.shown(client.name), self.context.round + 1
+                raise devices.fault(error, f"in round {round}, in step {self._steps + 1} of client {name}") from error
             failure, of_a_peer = self._failure(client, error), isinstance(error, PeerError)
         if not of_a_peer:
             failure = self._settled(failure)
@@ -230,6 +236,7 @@ class ClientTrainer:
 
     def _on_step(self, client: str, n: int) -> None:
         self.lateness.check(client)
+        self._steps = n
         context, client = self.context, self.context.mechanism.shown(client)
         context.comm.heartbeat(phase="train", round=context.round, client=client, step=n)
         context.working(f"{client} step {n}")

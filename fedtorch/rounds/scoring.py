@@ -12,7 +12,6 @@ from fedtorch.config.schema import EvalConfig
 from fedtorch.core.scores import LOSS, means_of, once
 from fedtorch.tasks.base import Scores, Task
 from fedtorch.train.engine import Engine
-from fedtorch.train.pinned_copy import to_device
 
 
 def chooses_by(settings: EvalConfig, task: Task) -> str:
@@ -59,7 +58,7 @@ def _loss(task: Task, engine: Engine, examples: Sequence[Any], batch_size: int) 
     for start in range(0, len(examples), batch_size):
         batch = task.collate([examples[i] for i in range(start, min(start + batch_size, len(examples)))], False)
         with engine.autocast():
-            loss, count = task.loss(engine.module, to_device(batch, engine.device))
+            loss, count = task.loss(engine.module, engine.upload(batch))
         total, terms = total + float(loss), terms + int(count)
     return total, terms
 

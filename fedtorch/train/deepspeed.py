@@ -23,7 +23,6 @@ from fedtorch.core.weights import Partition
 from fedtorch.train.engine import GradientHook, LossFunction
 from fedtorch.train.micro_batches import parts_of, passes_of
 from fedtorch.train.optim import forget, load_state, make_optimizer, make_schedule, renew, state_of
-from fedtorch.train.pinned_copy import to_device
 from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.train.whole_passes import Connect, WholePass, needs_whole_passes
 from fedtorch.train.zero import ZeroScale, check_worker, exchanging, import_deepspeed, initialize, sparing_linear
@@ -205,8 +204,8 @@ class DeepSpeedEngine(ZeroWeights):
             )
         if self.settings.stage == 3:  # parameters are gathered on the way
             with exchanging(self.worker):
-                return self._zero(objective, to_device(batch, self.device))
-        loss: Tensor = self._zero(objective, to_device(batch, self.device))
+                return self._zero(objective, self.upload(batch))
+        loss: Tensor = self._zero(objective, self.upload(batch))
         if self.worker is not None:
             self.worker.any(False)  # a rank whose forward pass failed is not there, which raises PeerError
         return loss

@@ -19,7 +19,7 @@ from fedtorch.train.buffers import InitialBuffers
 from fedtorch.train.initial import InitialVectors
 from fedtorch.train.model_parallel import ParameterOwners, clip_gradients, collect_shared
 from fedtorch.train.optim import Optimizers, forget, load_state, make_schedule, state_of
-from fedtorch.train.pinned_copy import PinnedCopier, to_device
+from fedtorch.train.pinned_copy import PinnedCopier, check_ids, to_device
 from fedtorch.train.precision import Precision
 from fedtorch.train.settings import ClientConfig
 from fedtorch.train.whole_passes import Connect, LossFunction
@@ -90,6 +90,8 @@ class Engine(InitialVectors):
         self.initial_shared, *others = flats
         self.initial_private, self.initial_frozen = others if moves else [f.clone() for f in others]
         self._buffers = InitialBuffers(module)
+        tables = [each.num_embeddings for each in module.modules() if isinstance(each, nn.Embedding)]
+        self._most_ids = max(tables, default=0)
         self._optimizers = Optimizers(self.trained_names, self.trained)
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
@@ -242,8 +244,19 @@ class Engine(InitialVectors):
     def _objective(self, loss_fn: LossFunction, batch: Any) -> tuple[Tensor, Tensor | int]:
         """(sum, count) of a batch's losses; the sum in fp32 at least."""
         with self.autocast():
-            loss_sum, count = loss_fn(self.module, to_device(batch, self.device))
+            loss_sum, count = loss_fn(self.module, self.upload(batch))
         return loss_sum.float() if loss_sum.dtype.itemsize < 4 else loss_sum, count
+
+    def upload(self, batch: Any) -> Any:
+        """The batch on the device.
+
+        Raises:
+            IndexError: an id is in no table of the model. A GPU that were given it would fail for good, so it is looked
+                for before; the CPU raises the same by itself.
+        """
+        if devices.is_gpu(self.device) and self._most_ids:
+            check_ids(batch, self._most_ids)
+        return to_device(batch, self.device)
 
     def _backward(self, loss: Tensor) -> Tensor:
         if loss.requires_grad or self.owners is None:  # a rank whose part is frozen has nothing to learn

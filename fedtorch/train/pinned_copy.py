@@ -106,3 +106,16 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(to_device(value, device) for value in batch)
     return batch
+
+
+def check_ids(batch: Any, most: int) -> None:
+    """Look at the numbers of every entry `..._ids` of a batch, on the CPU. most: rows of the model's largest table.
+
+    Raises:
+        IndexError: one of them is no row of it.
+    """
+    for key, ids in batch.items() if isinstance(batch, Mapping) else ():
+        if key.endswith("_ids") and isinstance(ids, Tensor) and ids.numel() and ids.device.type == "cpu":
+            least, largest = map(int, torch.aminmax(ids))
+            if least < 0 or largest >= most:
+                raise IndexError(f"{key} has the id {least if least < 0 else largest}; the model knows 0 to {most - 1}")

@@ -186,3 +186,22 @@ def test_a_lost_server_is_restarted_to_the_same_bits(tmp_path: Path) -> None:
     assert "rank 0 ended with SIGKILL" in done.stderr and "restart 1 of 4" in done.stderr
     assert main(["--config", str(config), "--set", f"run.dir={tmp_path / 'alone'}"]) == 0
     assert Ended(tmp_path / "run").digest == Ended(tmp_path / "alone").digest
+
+
+def test_a_gpu_that_fails_ends_the_run_with_its_client_and_step_and_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDTORCH_TESTING", "1")
+    monkeypatch.setenv("FEDTORCH_FAULTS", "gpu:round=1,client=b,step=1")
+    config, named = (
+        toy_config(tmp_path),
+        "the GPU failed in round 2, in step 2 of client b (AcceleratorError: CUDA error",
+    )
+    settings = ["--set", "clients.per_round=all"]
+    assert local.main(["--config", str(config), "--ranks", "3", "--max-restarts", "3", *settings]) == 11
+    assert named in capfd.readouterr().err and not list(tmp_path.rglob("*attempt1*"))
+    words = [sys.executable, "-m", "fedtorch.main", "--config", str(config), "--resume", "never", *settings]
+    alone = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert alone.returncode == 11 and named in alone.stderr
+    status = Ended(tmp_path / "run").status
+    assert (status["code"], status["state"]) == (11, "failed") and named in status["reason"]

@@ -122,6 +122,25 @@ def test_what_stage_3_splits_comes_to_the_device_part_by_part() -> None:
     assert split == (4 * 50, "cpu", "pretended")
 
 
+def upload_ids() -> list[str]:
+    """Errors of ids that are in no table, on the device and on the CPU."""
+    found = []
+    for device in (install(), torch.device("cpu")):
+        built = engine.Engine(nn.Sequential(nn.Embedding(8, 2), nn.Embedding(3, 2)), Partition(), device)
+        for ids in ([0, 7], [0, 8], [-1, 2]):
+            try:
+                built.upload({"input_ids": torch.tensor([ids]), "labels": torch.tensor([99])})
+                found.append("")
+            except IndexError as error:
+                found.append(str(error))
+    return found
+
+
+def test_ids_outside_the_tables_never_reach_a_gpu() -> None:
+    said = [f"input_ids has the id {wrong}; the model knows 0 to 7" for wrong in (8, -1)]
+    assert run_ranks(upload_ids, 1)[0] == ["", *said, "", "", ""]
+
+
 class _Careless(Quadratic):
     """Makes a tensor on the CPU."""
 

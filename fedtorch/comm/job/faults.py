@@ -1,7 +1,7 @@
 """Faults on purpose, for tests: `FEDTORCH_FAULTS="kill:rank=1,round=2,phase=train;..."` with `FEDTORCH_TESTING=1`.
 
 Kinds: kill, stop, term, int (a signal to the own process), sleep, wait (until there is a `file`), hang (a dead loop),
-raise, oom (errors), nan, explode (the client's update is spoilt), diskfull, diskroom (no file may grow beyond `bytes`,
+raise, oom, gpu (errors; the last is that of a GPU that has failed), nan, explode (the client's update is spoilt), diskfull, diskroom (no file may grow beyond `bytes`,
 and again at will). Clients that cheat are no faults: the section `attack` of a config has them.
 Phases: init, preflight, broadcast, train, update, header, payload, aggregate, evaluate, checkpoint, restore, and
 whatever else a heartbeat names. Without `phase` a fault belongs to the phase in which its kind can do something.
@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from fedtorch.core import devices
 from fedtorch.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ SPOILERS: dict[str, Callable[[Tensor], object]] = {
     "nan": lambda update: update[-1:].fill_(float("nan")),
     "explode": lambda update: update.mul_(1e6),
 }
-KINDS = (*SIGNALS, *SPOILERS, "sleep", "wait", "hang", "raise", "oom", "diskfull", "diskroom")
+KINDS = (*SIGNALS, *SPOILERS, "sleep", "wait", "hang", "raise", "oom", "gpu", "diskfull", "diskroom")
 
 
 class InjectedError(RuntimeError):
@@ -136,6 +137,8 @@ def _happen(fault: Fault, update: Tensor | None) -> None:
         raise InjectedError("injected")
     elif fault.kind == "oom":
         raise torch.OutOfMemoryError("injected")
+    elif fault.kind == "gpu":
+        raise devices.injected_fault()
     else:
         _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault.bytes if fault.kind == "diskfull" else most, most))
