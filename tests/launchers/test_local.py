@@ -193,10 +193,8 @@ def test_a_gpu_that_fails_ends_the_run_with_its_client_and_step_and_is_not_tried
 ) -> None:
     monkeypatch.setenv("FEDTORCH_TESTING", "1")
     monkeypatch.setenv("FEDTORCH_FAULTS", "gpu:round=1,client=b,step=1")
-    config, named = (
-        toy_config(tmp_path),
-        "the GPU failed in round 2, in step 2 of client b (AcceleratorError: CUDA error",
-    )
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"))
+    config, named = toy_config(tmp_path), "the GPU failed in round 2, in step 2 of client b (AcceleratorError: CUDA"
     settings = ["--set", "clients.per_round=all"]
     assert local.main(["--config", str(config), "--ranks", "3", "--max-restarts", "3", *settings]) == 11
     assert named in capfd.readouterr().err and not list(tmp_path.rglob("*attempt1*"))

@@ -1,8 +1,9 @@
 """Faults on purpose, for tests: `FEDTORCH_FAULTS="kill:rank=1,round=2,phase=train;..."` with `FEDTORCH_TESTING=1`.
 
 Kinds: kill, stop, term, int (a signal to the own process), sleep, wait (until there is a `file`), hang (a dead loop),
-raise, oom, gpu (errors; the last is that of a GPU that has failed), nan, explode (the client's update is spoilt), diskfull, diskroom (no file may grow beyond `bytes`,
-and again at will). Clients that cheat are no faults: the section `attack` of a config has them.
+raise, oom, gpu (errors; the last is that of a GPU that has failed), nan, explode (the client's update is spoilt),
+diskfull, diskroom (no file may grow beyond `bytes`, and again at will). Clients that cheat are no faults: the section
+`attack` of a config has them.
 Phases: init, preflight, broadcast, train, update, header, payload, aggregate, evaluate, checkpoint, restore, and
 whatever else a heartbeat names. Without `phase` a fault belongs to the phase in which its kind can do something.
 Conditions, all of which must hold: rank, attempt (the launcher's restart count), round (rounds done when the phase is
