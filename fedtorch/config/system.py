@@ -77,11 +77,15 @@ class TrackConfig:
 
 @dataclass(frozen=True)
 class SystemConfig:
-    """`system`: how the work is done; `device` and `threads` can change the last bits of the result."""
+    """`system`: how the work is done; `device`, `deterministic` and `threads` can change the result's last bits."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where there is one. Rank number LOCAL_RANK of a machine gets the GPU of that number, modulo their
-    count."""
+    """auto: a GPU where torch finds one. Where there is a GPU's driver and torch finds no GPU, the CPU computes, with a
+    warning; a job of several machines ends with the reason. Rank number LOCAL_RANK of a machine gets the GPU of that
+    number, modulo their count."""
+    deterministic: bool = False
+    """On GPUs: only kernels that give the same bits each time, for the same GPU and libraries; slower, and an error
+    where an operation has none. Sums, broadcasts, seeds and placement are exact anyway, and so is all of it on CPUs."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """How weights and updates travel. nccl: from GPU to GPU, for which every rank must have one of its own; gloo: over
     the network from the CPU's memory; auto: nccl where it can be had (never with `clients.on_loss: continue`). Numbers

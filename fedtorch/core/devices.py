@@ -5,7 +5,9 @@ A device that is not the CPU is a GPU here, through the module of torch that has
 
 from __future__ import annotations
 
+import logging
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -13,8 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtorch.core.errors import ConfigError, DeviceError
+
+log = logging.getLogger(__name__)
 
 KIND = "cuda"
 """torch's name for GPUs, AMD's among them."""
@@ -23,6 +28,7 @@ BACKENDS = f"cpu:gloo,{KIND}:nccl"
 """Of a default group of ranks with a GPU each, as torch names them."""
 _FAULT: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)  # torch 2.8 and later
 _WORDS = "CUDA error"
+_said: set[str] = set()  # warnings of this process
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # there where a driver is loaded
 
 
@@ -55,15 +61,36 @@ def own(choice: str) -> torch.device:
     choice: `auto`, `cpu` or `cuda`.
 
     Raises:
-        ConfigError: it is to be a GPU, and torch finds none.
+        ConfigError: it is to be a GPU, and torch finds none; or this machine of several has one that torch cannot use.
     """
     if choice == "cpu" or (choice == "auto" and not count()):
+        if choice == "auto" and is_wasted():
+            _say_wasted()
         return CPU
     if not count():
         raise ConfigError(f"system.device is {choice} but torch finds no GPU ({why_none()}); set it to auto or cpu")
     device = torch.device(KIND, int(os.environ.get("LOCAL_RANK", 0)) % count())
     torch.cuda.set_device(device)  # libraries that name no device mean the present one
     return device
+
+
+def is_wasted() -> bool:
+    """Is there a GPU's driver, though torch finds no GPU, and nobody has hidden it?"""
+    return not count() and has_driver() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+
+
+def _say_wasted() -> None:
+    """Warn once of a GPU that torch cannot use; where other machines may have one in use, refuse the job."""
+    here, everywhere = (int(os.environ.get(name, 1)) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    told = f"torch finds no GPU ({why_none()})"
+    if here < everywhere:
+        raise ConfigError(
+            f"system.device is auto but on {platform.node()} {told}, so that all ranks would wait for its CPU; mend "
+            "that, or set system.device to cpu"
+        )
+    if told not in _said:
+        _said.add(told)
+        log.warning("system.device is auto and %s; this rank computes on the CPU", told)
 
 
 def why_none() -> str:
@@ -142,6 +169,28 @@ def unchanged() -> Iterator[None]:
     finally:
         torch.cuda.set_rng_state_all(states)
         torch.cuda.set_device(device)
+
+
+@contextmanager
+def deterministic(wanted: bool, device: torch.device) -> Iterator[None]:
+    """A GPU computes with kernels in here that give the same bits each time; torch is afterwards as before.
+
+    torch refuses an operation that has none. The matrices' library reads its setting once, so it has to come before
+    the first use of the GPU.
+    """
+    if not wanted or not is_gpu(device):
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention add up in any order on the way back
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
 
 
 # Memory.

@@ -127,6 +127,10 @@ class Session:
     def _take_part(self, config: Config, again: _Again | None) -> _Again | None:
         """Train until lost ranks are back; then return the state needed to go on together with them."""
         with ExitStack() as joined:
+            device = devices.own(config.system.device)
+            joined.enter_context(devices.deterministic(config.system.deterministic, device))
+            if facts := devices.versions(device):
+                log.info("device: %s", ", ".join(f"{name} {value}" for name, value in facts.items()))
             comm: Communicator | None = None
             if is_pinned(config):
                 check_task(config)

@@ -140,7 +140,7 @@ class BuiltRun(Plan):
             "private parameters": self.engine.private.digest(),
             **({UNTRAINED: self.fixed_digest} if self.engine.fixed else {}),
             "python": platform.python_version(),
-            "torch": torch.__version__,
+            "torch": torch.__version__.partition("+")[0],  # a server without GPUs may have the build for the CPU
             "transformers": transformers.__version__,
             **self.task.facts(),
         }

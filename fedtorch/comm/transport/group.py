@@ -269,7 +269,10 @@ class Group:
     def _connect_staged(self, staging: Staging, name: str, place: int, size: int) -> Staged:
         store = self.store.inner.clone()  # type: ignore[attr-defined]  # its own: threads of NCCL may wait in it
         group = self._connect(staging.backend, name, place, size, store)
-        watch = self._watch if staging.backend == "nccl" else None
+        watch = None
+        if staging.backend == "nccl":
+            watch = self._watch
+            group.eager_connect_single_device(staging.device)  # now; else a first send waits for its peer to connect
         return Staged(group, staging.device, pin=staging.pin, timeout_s=self.liveness.timeout_s, watch=watch)
 
     def _connect(self, backend: Backend, name: str, place: int, size: int, store: dist.Store | None = None) -> Any:

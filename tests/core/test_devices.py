@@ -1,0 +1,90 @@
+"""One helper for GPUs: what it says where there is none, and what it changes for a while."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from pretended_device import install
+from ranks import run_ranks
+
+from fedtorch.core import devices
+from fedtorch.core.errors import ConfigError, DeviceError, error_of_code
+
+
+@pytest.fixture
+def _driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver is loaded, and torch cannot use it."""
+    monkeypatch.setattr(devices, "has_driver", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(devices, "_said", set())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("_driver")
+def test_a_gpu_that_torch_cannot_use_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert devices.own("auto") == devices.own("auto") == devices.own("cpu") == devices.CPU
+    assert len(caplog.records) == 1 and "there is a driver, but torch" in caplog.text
+    assert "built for 13.0, cannot use it: it may be too old" in caplog.text
+
+
+@pytest.mark.usefixtures("_driver")
+def test_in_a_job_of_several_machines_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="torch finds no GPU .* mend that, or set system.device to cpu"):
+        devices.own("auto")
+    assert devices.own("cpu") == devices.CPU
+
+
+@pytest.mark.usefixtures("_driver")
+def test_hidden_gpus_are_no_surprise(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert devices.own("auto") == devices.CPU and not caplog.records and devices.names() == []
+    said = r"torch finds no GPU \(CUDA_VISIBLE_DEVICES is empty\); set it to auto or cpu"
+    with pytest.raises(ConfigError, match=said):
+        devices.own("cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-7")
+    assert devices.names() == ["2", "GPU-7"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_fault"),
+    [
+        (devices.injected_fault(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+        (RuntimeError("shapes do not fit"), False),
+        (IndexError("CUDA error"), False),
+    ],
+)
+def test_only_a_gpu_that_failed_is_a_fault(error: Exception, is_fault: bool) -> None:
+    assert devices.is_fault(error) is is_fault
+
+
+def test_a_fault_has_a_code_of_its_own() -> None:
+    error = devices.fault(devices.injected_fault(), "in round 1")
+    assert error.exit_code == 11 and isinstance(error_of_code(11, "it failed"), DeviceError)
+    assert str(error).startswith("the GPU failed in round 1 (AcceleratorError: CUDA error: device-side assert")
+
+
+def settings() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.flash_sdp_enabled()
+
+
+def compute() -> Any:
+    """Settings of torch before the block, in it on the CPU, in it on a device, and in one that asks for nothing."""
+    found = [settings()]
+    for device in (devices.CPU, install()):
+        with devices.deterministic(True, device):
+            found.append(settings())
+    with devices.deterministic(False, device):
+        found.append(settings())
+    return found
+
+
+def test_a_gpu_computes_with_deterministic_kernels_where_they_are_asked_for() -> None:
+    assert run_ranks(compute, 1)[0] == [(False, True), (False, True), (True, False), (False, True)]
