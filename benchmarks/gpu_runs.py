@@ -112,7 +112,7 @@ def _note_smoke(setting: Setting, name: str, futures: Sequence[Future[tuple[Ende
     outcome, figures = ended_as(first), dict[str, Any]()
     if results:
         figures["digest"] = results["digest"][:12]
-        figures["same_again"] = bool(again) and results["digest"] == again["digest"]
+        figures["same_again"] = results["digest"] == again["digest"] if again else "the second one did not end"
     else:
         figures["said"] = last_lines(first.text)
     if results and on_cpu:

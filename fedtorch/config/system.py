@@ -127,9 +127,9 @@ class SystemConfig:
     summed as with `reports`), for algorithms whose weights are known of each client alone; public: `privacy.clip` and
     the number of clients, as a secure sum needs it, with the bits of that one."""
     server_works: Literal["auto"] | bool = "auto"
-    """Does rank 0 train clients too; auto: when it is the only rank, or when all ranks are on one machine without GPUs
-    that has as many cores as ranks; not with `privacy.kind: client`, `privacy.secure_sum`, `placement: pinned`,
-    DeepSpeed or several ranks per worker."""
+    """Does rank 0 train clients too; auto: when it is the only rank, or when all ranks are on one machine that has a
+    GPU for each of them, or no GPU and as many cores as ranks; not with `privacy.kind: client`, `privacy.secure_sum`,
+    `placement: pinned`, DeepSpeed or several ranks per worker."""
     ranks_per_worker: Count | tuple[Count, ...] = 1
     """Ranks that train one client together (a user and an assistant rank, or DeepSpeed); must divide the ranks that
     train. A list, such as [2, 1]: of each worker. Alone in one process a rank does the work of all of them, whatever

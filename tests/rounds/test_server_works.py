@@ -53,11 +53,16 @@ def test_it_only_serves_where_ranks_are_elsewhere_or_nobody_says_where(
     assert not trains(config())
 
 
-def test_it_only_serves_beside_gpus_unless_the_cpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("gpus", "does"), [(1, False), (RANKS - 1, False), (RANKS, True), (RANKS + 5, True)])
+def test_it_trains_where_its_gpu_would_idle_and_only_serves_where_gpus_are_shared(
+    gpus: int, does: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert not trains(config())
-    assert not trains(config(system=SystemConfig(device="cuda")))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert trains(config()) is trains(config(system=SystemConfig(device="cuda"))) is does
     assert trains(config(system=SystemConfig(device="cpu")))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(RANKS - 1))  # the others are on another machine
+    assert not trains(config())
 
 
 @pytest.mark.parametrize(

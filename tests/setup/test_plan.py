@@ -20,12 +20,13 @@ from fedtorch.algorithms.local import Local
 from fedtorch.config.load import load
 from fedtorch.config.schema import ClientsConfig, Config, SystemConfig
 from fedtorch.core.client import folder_name
+from fedtorch.core.devices import own as device
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.sampling import cohort
 from fedtorch.core.weights import Partition
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.settings import PrivacyConfig
-from fedtorch.setup.engine import device, divide, make_engine, share_engine
+from fedtorch.setup.engine import divide, make_engine, share_engine
 from fedtorch.setup.idle_settings import about_rates
 from fedtorch.setup.lateness import clients_may_be_late
 from fedtorch.setup.model_size import WithinMemory
