@@ -181,13 +181,27 @@ def bind(layout: Layout, parameters: Mapping[str, Tensor], device: torch.device)
     """
     flat = aligned(torch.zeros(layout.size, dtype=layout.dtype, device=device))
     for name, view in layout.view(flat).items():
-        parameter = parameters[name]
-        view.copy_(parameter.detach())
-        if torch.__future__.get_swap_module_params_on_conversion():  # devices whose tensors are of another kind
-            torch.utils.swap_tensors(parameter, nn.Parameter(view, requires_grad=parameter.requires_grad))
-        else:
-            parameter.data = view
+        view.copy_(parameters[name].detach())
+        _lead(parameters[name], view)
     return flat
+
+
+def keep_bound(layout: Layout, parameters: Mapping[str, Tensor], flat: Tensor) -> None:
+    """Lead parameters back into the flat vector that they were bound to, where they have left it with its values.
+
+    On a GPU an LSTM that is moved, even to where it is, has its weights copied into a vector of cuDNN's own.
+    """
+    for name, view in layout.view(flat).items():
+        if parameters[name].data_ptr() != view.data_ptr():
+            _lead(parameters[name], view)
+
+
+def _lead(parameter: Tensor, view: Tensor) -> None:
+    """Make the view's storage the parameter's."""
+    if torch.__future__.get_swap_module_params_on_conversion():  # devices whose tensors are of another kind
+        torch.utils.swap_tensors(parameter, nn.Parameter(view, requires_grad=parameter.requires_grad))
+    else:
+        parameter.data = view
 
 
 def aligned(flat: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core import devices
 from fedtorch.core.seeds import seed_torch
-from fedtorch.core.weights import Layout, Partition, aligned, bind
+from fedtorch.core.weights import Layout, Partition, aligned, bind, keep_bound
 from fedtorch.train.batches import SplitBatch
 from fedtorch.train.buffers import InitialBuffers
 from fedtorch.train.initial import InitialVectors
@@ -84,6 +84,9 @@ class Engine(InitialVectors):
         for name in frozen:
             parameters[name].requires_grad_(False)
         module.to(place)  # what is left: buffers, parameters that came fixed
+        keep_bound(self.shared, parameters, self._flat)
+        keep_bound(self.private, parameters, self._flat_private)
+        keep_bound(self.frozen, parameters, self.flat_frozen)
         self.trained_names = [*shared, *private]
         self.trained = [parameters[name] for name in self.trained_names]
         flats = [flat.detach().cpu() for flat in (self._flat, self._flat_private, self.flat_frozen)]

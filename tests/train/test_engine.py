@@ -161,6 +161,46 @@ def test_tied_tensors_stay_tied_and_are_laid_out_once() -> None:
     assert engine.module.get_parameter("shared.weight")[0, 0] == engine.shared.offsets[0]
 
 
+class Moves(nn.LSTM):
+    """Does on the CPU what an LSTM does on a GPU: moved, even to where it is, it puts its weights somewhere else."""
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        super()._apply(fn, recurse)
+        for parameter in self.parameters():
+            parameter.data = parameter.data.clone()
+        return self
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        Partition(),
+        Partition(private=("*hh*",)),
+        Partition(frozen=("*ih*",)),
+        Partition(private=("*ih*",), frozen=("*b*",)),
+    ],
+    ids=["shared", "private", "frozen", "all three"],
+)
+def test_weights_stay_in_the_flat_vectors_where_a_module_puts_them_elsewhere_as_it_is_moved(
+    partition: Partition,
+) -> None:
+    torch.manual_seed(0)
+    module = Moves(3, 2)
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    engine = Engine(module, partition, CPU)
+    engine.load(torch.full_like(engine.flat, 7.0), torch.full_like(engine.flat_private, 5.0))
+    for name, parameter in module.named_parameters():
+        value = 7.0 if name in engine.shared.names else 5.0
+        expected = before[name] if name in engine.frozen.names else torch.full_like(parameter, value)
+        assert parameter.equal(expected), name
+    assert torch.equal(engine.flat_frozen, engine.frozen.flatten(before))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1)
+    assert engine.flat.eq(8).all() and engine.flat_private.eq(6).all()
+    assert torch.equal(engine.flat_frozen, engine.frozen.flatten(before) + 1)
+
+
 def test_floating_buffers_return_to_what_they_were() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     engine = Engine(model, Partition(), CPU)
