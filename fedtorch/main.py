@@ -21,12 +21,12 @@ from fedtorch.config.options import SHIPPED, add_config_options, parse
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import DeviceError
 from fedtorch.core.job_environment import check_job_environment
+from fedtorch.core.streams import flush_streams, keep_standard_streams
 from fedtorch.lifecycle.exit import end, explained
 from fedtorch.lifecycle.kept_texts import keep_texts
 from fedtorch.lifecycle.session import build_all
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.status import resume_command
-from fedtorch.lifecycle.streams import flush_streams, keep_standard_streams
 from fedtorch.lifecycle.train import train
 from fedtorch.planning.dry_run import describe, with_config
 from fedtorch.planning.scale import Cluster

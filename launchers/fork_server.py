@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from fedtorch.core.streams import flush_streams
 from fedtorch.lifecycle.kept_texts import print_frames
-from fedtorch.lifecycle.streams import flush_streams
 from fedtorch.main import main
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

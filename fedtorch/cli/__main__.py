@@ -5,6 +5,7 @@ A command is the `main` of a module, which is imported only once its name is kno
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.streams import flush_streams, has_lost_its_reader
 from fedtorch.core.version import ABOUT, PACKAGE, VERSION
 
 
@@ -54,8 +56,23 @@ GROUPS = {"data": "prepare, check and deal data, before any run"}
 """Commands that are the first word of others -> what these have in common."""
 
 
+_NO_READER = 128 + signal.SIGPIPE
+"""Exit code of a command that could not go on printing, as shells have it of others."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code, 2 for one that does not exist."""
+    """Run a command; returns its exit code, 2 for one that does not exist, 141 if nobody reads what it prints."""
+    try:
+        return _main(arguments)
+    except BrokenPipeError:
+        if not has_lost_its_reader():
+            raise
+        return _NO_READER
+    finally:
+        flush_streams()
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print(_help())

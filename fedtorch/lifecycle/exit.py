@@ -19,10 +19,10 @@ from fedtorch.core.errors import (
     LostRankError,
     RestartsError,
 )
+from fedtorch.core.streams import print_error
 from fedtorch.lifecycle.silo_status import is_servers, silo, write_silo_status
 from fedtorch.lifecycle.status import NAME as STATUS
 from fedtorch.lifecycle.status import ended_with, write_status
-from fedtorch.lifecycle.streams import print_error
 from fedtorch.rounds.runner import Runner
 
 log = logging.getLogger("fedtorch")

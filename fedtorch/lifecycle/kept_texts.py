@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from fedtorch.core.own_frames import own_frames
-from fedtorch.lifecycle.streams import print_error
+from fedtorch.core.streams import print_error
 
 log = logging.getLogger("fedtorch")
 _LEFT_OUT = "(its text is in this rank's log file alone: it may quote a client's data)"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from fedtorch.core.errors import Interrupted
-from fedtorch.lifecycle.streams import pipe_above_streams
+from fedtorch.core.streams import pipe_above_streams
 
 GRACE_S = 20.0  # torchrun and SLURM send SIGKILL 30 s after SIGTERM
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)

@@ -38,7 +38,9 @@ def with_config(text: str, built: BuiltRun) -> str:
 def _placement(built: BuiltRun) -> str:
     shares = costs(built.config, built.training, built.clients)
     total = sum(shares.values())
-    lines = [f"placement: {len(built.clients)} clients on {len(built.topology.workers)} workers (share of the work)"]
+    clients, workers = len(built.clients), len(built.topology.workers)
+    on = f"{clients} client{'s' * (clients > 1)} on {workers} worker{'s' * (workers > 1)}"
+    lines = [f"placement: {on} (share of the work)"]
     rows = built.topology.describe(shares, built.placement.homes)
     for is_idle, alike in groupby(rows, lambda row: not row.clients):
         if is_idle:  # there may be hundreds

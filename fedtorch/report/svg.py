@@ -87,9 +87,7 @@ def line_chart(
     ys = [y for own in ends.values() for pair in own for y in pair if math.isfinite(y)]
     if not xs or not ys:
         return ""
-    room = 0.04 * (max(ys) - min(ys)) or 0.5 * abs(ys[0]) or 1.0
-    bottom = min(0.0, *ys) if from_zero else min(ys) - room
-    axes = Axes((min(xs), max(xs) + (min(xs) == max(xs))), (bottom, max(ys) + room))
+    axes = Axes((min(xs), max(xs) + (min(xs) == max(xs))), _around(ys, bounds, from_zero=from_zero))
     parts = [start(), *axes.frame("round", y_label, whole=True)]
     entries = []
     for index, (name, band) in enumerate(kept.items()):
@@ -104,6 +102,15 @@ def line_chart(
     if everybodys or any((chosen or {}).get(name) for name in kept):
         entries.append(("chosen round", "height:12px;min-width:0;border-left:2px dotted"))
     return "".join([*parts, "</svg>", legend(entries)])
+
+
+def _around(ys: Sequence[float], bounds: tuple[float, float], *, from_zero: bool) -> tuple[float, float]:
+    """Ends of a vertical axis with some room beside the values; of one value alone the bounds, where it has two."""
+    low, high = min(ys), max(ys)
+    if low == high and all(map(math.isfinite, bounds)):
+        return bounds
+    room = 0.04 * (high - low) or 0.5 * abs(low) or 1.0
+    return min(0.0, low) if from_zero else low - room, high + room
 
 
 def _curve(axes: Axes, look: tuple[str, str, str], band: Band, ends: Sequence[tuple[float, float]]) -> list[str]:

@@ -165,7 +165,7 @@ def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("word", ["--version", "--help", "reprot"])
 def test_torch_is_not_imported_before_a_command_is_known(word: str, tmp_path: Path) -> None:
-    """In a fresh interpreter; nothing but the standard library and four small modules of ours."""
+    """In a fresh interpreter; nothing but the standard library and five small modules of ours."""
     script = (
         "import sys; from fedtorch.cli.__main__ import main; code = main(sys.argv[1:]);"
         "print(code, *sorted(name for name in sys.modules if name.split('.')[0] in ('fedtorch', 'launchers')));"
@@ -177,7 +177,7 @@ def test_torch_is_not_imported_before_a_command_is_known(word: str, tmp_path: Pa
     )
     *_, modules, heavy = done.stdout.splitlines()
     code = "2" if word == "reprot" else "0"
-    names = ("", ".cli", ".cli.__main__", ".core", ".core.errors", ".core.shown", ".core.version")
+    names = ("", ".cli", ".cli.__main__", ".core", ".core.errors", ".core.shown", ".core.streams", ".core.version")
     ours = " ".join(f"fedtorch{name}" for name in names)
     assert (modules, heavy) == (f"{code} {ours}", "[]")
 
@@ -230,3 +230,22 @@ def test_the_package_itself_is_the_command(tmp_path: Path) -> None:
         words, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     assert (done.returncode, done.stdout) == (0, f"fedtorch {fedtorch.__version__}\n")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["data", "--help"], ["--version"]])
+def test_output_that_nobody_reads_any_more_is_no_traceback(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-u", "-m", "fedtorch", *words]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=60)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_broken_pipe_that_is_not_stdout_is_an_error_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: object, **__: object) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(fedtorch.report.__main__, "main", breaks)
+    with pytest.raises(BrokenPipeError):
+        main(["report"])

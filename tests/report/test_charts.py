@@ -61,6 +61,13 @@ def test_a_curve_of_one_value_has_half_of_it_above_and_below() -> None:
     assert numbers(line_chart({"a": Band([1], [0.0], [0.0])}, "loss"))[1] == ["-1", "-0.5", "0", "0.5", "1"]
 
 
+@pytest.mark.parametrize("value", [0.0, 0.98, 1.0])
+def test_the_axis_of_a_share_that_never_changes_has_what_a_share_can_be(value: float) -> None:
+    chart = line_chart({"a": Band([1, 2], [value, value], [0.0, 0.0])}, "accuracy", bounds=(0.0, 1.0))
+    assert numbers(chart)[1] == ["0", "0.2", "0.4", "0.6", "0.8", "1"]
+    assert points(chart) == [f"52.0,{214 - 190 * value:.1f} 386.0,{214 - 190 * value:.1f}"]
+
+
 def test_an_axis_may_begin_at_0_and_bands_end_where_values_do() -> None:
     band = {"a": Band([1, 2], [0.5, 1.0], [0.0, 0.25])}
     whole = line_chart(band, "accuracy", bounds=(0.0, 1.0), from_zero=True)

@@ -37,7 +37,8 @@ def _check_set(folder: Path, root: Path) -> None:
         check_regular(file, "a saved set's")
     state = _read(folder / "state.json")
     files = state.get("_data_files")
-    entries = [entry.get("filename") if isinstance(entry, dict) else None for entry in files] if files else files
+    is_list = isinstance(files, list)
+    entries = [entry.get("filename") if isinstance(entry, dict) else None for entry in files] if is_list else files
     for name in _names(folder / "state.json", entries):
         _check_within(folder / name, root)
         check_regular(folder / name, "a saved set's data file")
@@ -59,11 +60,16 @@ def _names(file: Path, found: Any) -> list[str]:
     if not isinstance(found, list):
         raise DataError(f"{shown_path(file)} does not list what belongs to it; {_WRITTEN_AGAIN}")
     for name in found:
-        if not isinstance(name, str) or name in ("", "..") or Path(name).name != name or {"\\", "\0"} & {*name}:
+        if not isinstance(name, str) or Path(name).name != name or not _can_be(name):
             raise DataError(
                 f"{shown_path(file)} names {shown_path(str(name))}, which is not in its folder; {_WRITTEN_AGAIN}"
             )
     return found
+
+
+def _can_be(name: str) -> bool:
+    """Can a file in the folder have this name? Half of a pair of surrogates may stand in JSON, and on no disk."""
+    return name not in ("", "..") and not any(char in "\\\0" or "\ud800" <= char <= "\udfff" for char in name)
 
 
 def _check_within(path: Path, root: Path) -> None:

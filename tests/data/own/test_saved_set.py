@@ -41,7 +41,8 @@ def test_what_save_to_disk_writes_is_read(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../other/data-00000-of-00001.arrow", "/etc/passwd", "a/b.arrow", "a\0b", "", "..", 3, None, "a\\b"]
+    "name",
+    ["../other/data-00000-of-00001.arrow", "/etc/passwd", "a/b.arrow", "a\0b", "", "..", 3, None, "a\\b", "a\ud800"],
 )
 def test_a_state_that_names_files_elsewhere_is_refused(name: object, place: Path) -> None:
     with_file(place / "set", name)
@@ -57,7 +58,7 @@ def test_a_data_file_that_is_a_link_out_of_the_folder_is_refused(place: Path) ->
         _saved(place / "set")
 
 
-@pytest.mark.parametrize("name", ["../other", "/", "..", "a\0b", 7])
+@pytest.mark.parametrize("name", ["../other", "/", "..", "a\0b", 7, "\udfff"])
 def test_a_dict_that_names_splits_elsewhere_is_refused(name: object, place: Path) -> None:
     (place / "dict" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", name]}))
     with pytest.raises(DataError, match=r"dataset_dict\.json names .*which is not in its folder"):
@@ -79,7 +80,18 @@ def test_a_fifo_in_place_of_a_file_is_refused_without_waiting(name: str, place: 
         check_saved(place / "set")
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"_data_files": {}}', '{"_data_files": null}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"_data_files": {}}',
+        '{"_data_files": null}',
+        '{"_data_files": true}',
+        '{"_data_files": 3}',
+        "[" * 100_000,
+    ],
+)
 def test_a_damaged_state_is_an_error_that_names_it(content: str, place: Path) -> None:
     state_of(place / "set").write_text(content)
     with pytest.raises(DataError, match=r"state\.json"):

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from supervisor import Ended, toy_config
 
-from fedtorch.core import files
+from fedtorch.core import files, streams
 from fedtorch.core.files import replace_file
-from fedtorch.lifecycle import streams
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.lifecycle.status import write_status
 from fedtorch.main import main

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import sys
 from contextlib import suppress
 
@@ -40,6 +41,16 @@ def print_error(text: str) -> None:
     """Print on stderr, if anybody still reads it."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
+
+
+def has_lost_its_reader() -> bool:
+    """Is stdout a pipe that nobody reads any more, as after `| head`?"""
+    poll = select.poll()
+    try:
+        poll.register(sys.stdout, 0)
+    except (OSError, ValueError, AttributeError):  # closed, or no file
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def flush_streams() -> None:
