@@ -71,24 +71,9 @@ class Engine(InitialVectors):
         scale_power: of fp16, see `LossScale`. moves: away at the first load: initial vectors on the CPU are no copies.
         built_on: another device, where the module stays until a library moves it.
         """
-        self.module, self.device, place = module, device, built_on or device
+        self.module, self.device = module, device
         self._precision = Precision(precision, device, scale_power)
-        parameters = dict(module.named_parameters())
-        self.fixed = tuple(name for name, parameter in parameters.items() if not parameter.requires_grad)
-        shared, private, frozen = partition.split(parameters, self.fixed)
-        self.shared = Layout.of({name: parameters[name] for name in shared})
-        self.private = Layout.of({name: parameters[name] for name in private})
-        self._flat, self._flat_private = bind(self.shared, parameters, place), bind(self.private, parameters, place)
-        self.frozen = Layout.of({name: parameters[name] for name in frozen})
-        self.flat_frozen = bind(self.frozen, parameters, place)
-        for name in frozen:
-            parameters[name].requires_grad_(False)
-        module.to(place)  # what is left: buffers, parameters that came fixed
-        keep_bound(self.shared, parameters, self._flat)
-        keep_bound(self.private, parameters, self._flat_private)
-        keep_bound(self.frozen, parameters, self.flat_frozen)
-        self.trained_names = [*shared, *private]
-        self.trained = [parameters[name] for name in self.trained_names]
+        self._lay_out(partition, built_on or device)
         flats = [flat.detach().cpu() for flat in (self._flat, self._flat_private, self.flat_frozen)]
         self.initial_shared, *others = flats
         self.initial_private, self.initial_frozen = others if moves else [f.clone() for f in others]
@@ -101,6 +86,25 @@ class Engine(InitialVectors):
         self._max_grad_norm: float | None = None
         self.worker, self.owners = None, None
         self._copier = PinnedCopier(device)
+
+    def _lay_out(self, partition: Partition, place: torch.device) -> None:
+        """Move the parameters that are not fixed into flat vectors at `place`, and everything else there as it is."""
+        parameters = dict(self.module.named_parameters())
+        self.fixed = tuple(name for name, parameter in parameters.items() if not parameter.requires_grad)
+        shared, private, frozen = partition.split(parameters, self.fixed)
+        self.shared = Layout.of({name: parameters[name] for name in shared})
+        self.private = Layout.of({name: parameters[name] for name in private})
+        self._flat, self._flat_private = bind(self.shared, parameters, place), bind(self.private, parameters, place)
+        self.frozen = Layout.of({name: parameters[name] for name in frozen})
+        self.flat_frozen = bind(self.frozen, parameters, place)
+        for name in frozen:
+            parameters[name].requires_grad_(False)
+        self.module.to(place)  # what is left: buffers, parameters that came fixed
+        keep_bound(self.shared, parameters, self._flat)
+        keep_bound(self.private, parameters, self._flat_private)
+        keep_bound(self.frozen, parameters, self.flat_frozen)
+        self.trained_names = [*shared, *private]
+        self.trained = [parameters[name] for name in self.trained_names]
 
     def join(self, worker: WorkerGroup | None, connect: Connect | None = None) -> None:
         """Take part in a worker whose engines do the same steps. connect: of a task that `passes_together`."""

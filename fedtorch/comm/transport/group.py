@@ -21,6 +21,7 @@ from fedtorch.comm.transport.digests import DAMAGED, window_digests
 from fedtorch.comm.transport.header import DTYPES, MAGIC, WIDTH, Op, describe, first_difference
 from fedtorch.comm.transport.machines import connect
 from fedtorch.comm.transport.node_sums import NodeSums
+from fedtorch.comm.transport.pieces import PIECE_BYTES
 from fedtorch.comm.transport.process_group import Direct, Transfer, Transport, Work
 from fedtorch.comm.transport.shared import Shared
 from fedtorch.core.errors import FedtorchError, PreflightError
@@ -68,6 +69,7 @@ class Group:
         self._staging: Staging | None = None
         self._left_to_send, self._transfers = 0, set[Transfer]()
         self._numbers: Direct | None = None
+        self._sent = ""  # the store's key of the last payload that has left
         self._payload: Transport | None = None
 
     def stage(self, staging: Staging | None) -> None:
@@ -139,6 +141,7 @@ class Group:
         transfer = self._start(lambda: self._payloads.broadcast(tensor))
         digests = window_digests(tensor) if self.rank == 0 else None  # while it is sent
         self.wait(transfer)
+        self._let_server_go_first(tensor.nbytes)
         came = torch.tensor(window_digests(tensor) if digests is None else digests, dtype=torch.int64)
         sent = came.clone()
         self.broadcast_numbers(sent)
@@ -217,6 +220,27 @@ class Group:
         if not is_whole:
             self.drop()
             raise PreflightError(f"a payload of rank {self.members[place]} {DAMAGED} at rank {self.rank}")
+
+    def _let_server_go_first(self, num_bytes: int) -> None:
+        """Between machines: wait until a long payload has left the server, which is alive meanwhile.
+
+        Whoever has all of it would else wait for the server's next numbers while a slow wire still brings the payload
+        to others, and gloo gives numbers a time limit.
+        """
+        if not self.store.spans_hosts or num_bytes <= PIECE_BYTES:
+            return
+        key = f"sent/{self.generation}/{self.sequence}"
+        if self.rank == 0:
+            self.store.set(key, "")
+            self.store.delete([self._sent] if self._sent else [])  # all have come here since
+            self._sent = key
+            return
+
+        def watch() -> None:
+            while not self.store.wait([key], min(1.0, self.liveness.timeout_s / 4)):
+                self._watch()
+
+        self._guard(watch)
 
     def _count_sent(self, tensor: Tensor) -> None:
         """Raises PreflightError: this rank was about to send more than it announced; nothing of it is sent."""

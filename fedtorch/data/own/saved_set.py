@@ -37,9 +37,9 @@ def _check_set(folder: Path, root: Path) -> None:
         check_regular(file, "a saved set's")
     state = _read(folder / "state.json")
     files = state.get("_data_files")
-    is_list = isinstance(files, list)
-    entries = [entry.get("filename") if isinstance(entry, dict) else None for entry in files] if is_list else files
-    for name in _names(folder / "state.json", entries):
+    if isinstance(files, list):
+        files = [entry.get("filename") if isinstance(entry, dict) else None for entry in files]
+    for name in _names(folder / "state.json", files):
         _check_within(folder / name, root)
         check_regular(folder / name, "a saved set's data file")
 
