@@ -226,7 +226,7 @@ def test_a_dry_run_shows_the_batch_script_that_is_submitted_but_no_secret(
         elsewhere.setenv("PATH", "/nowhere")
         assert slurm.main([*asked, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert "would ask for 2 x 1 ranks" in said and "3 clients on 1 workers" in said and "hunter" not in said
+    assert "would ask for 2 x 1 ranks" in said and "3 clients on 1 worker" in said and "hunter" not in said
     assert not (config.parent / "run").exists()
     assert slurm.main(asked) == 0
     submitted = (cluster / "script.sh").read_text()
