@@ -140,8 +140,9 @@ def arm(phase: str) -> None:
         before(comm, "all_gather_updates", lambda self, *args, round: round == ROUND)
     elif phase == "exchanged":
         after(comm, "all_gather_updates", lambda self, *args, round: round == ROUND)
-    elif phase == "pieces":
-        before(GroupPeers, "all_to_all", lambda self, *args: self._aggregation.round == ROUND)
+    elif phase in ("home", "pieces"):  # what the first round's second selections left out goes to the server first
+        number = {"home": 1, "pieces": 2}[phase]
+        before(GroupPeers, "all_to_all", nth(number, lambda self, *args: self._aggregation.round == ROUND))
     elif phase == "slices":
         before(GroupPeers, "all_gather", lambda self, *args: self._aggregation.round == ROUND)
     elif phase == "sliced":
@@ -276,12 +277,13 @@ def test_where_messages_travel_the_rest_goes_on_as_in_one_process(
     assert result.digest == expected.digest and result.scores == expected.scores
 
 
-def test_without_the_owner_of_a_slice_the_others_go_on_with_theirs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("phase", "done"), [("slices", 2), pytest.param("home", 1, marks=pytest.mark.slow)])
+def test_without_the_owner_of_a_slice_the_others_go_on_with_theirs(phase: str, done: int, tmp_path: Path) -> None:
     changes = {"algorithm": KEPT_IN_SLICES, "server": ServerConfig(optimizer="adam", lr=0.1)}
-    outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), "slices", changes).join(timeout=90)
+    outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), phase, changes).join(timeout=90)
     assert [o.exit_code for o in outcomes] == [0, 0, -signal.SIGKILL, 0], [o.error for o in outcomes]
     result = outcomes[0].result[0]
-    assert result.rounds == 4 and set(result.lost.values()) == {ROUND + 1}
+    assert result.rounds == 4 and set(result.lost.values()) == {done}
     again = make_runner(config(tmp_path / "run", rounds=5, **changes)).run(4)
     assert again.rounds == 5 and not again.lost
 

@@ -115,7 +115,9 @@ Outcome = tuple[Weights, list[dict[str, float]]]
 def outcome(config: Config, comm: Any = None) -> Outcome:
     """The first and last weights and what clients keep but for optimisers; and what they reported."""
     notes = Notes()
-    runner = make_runner(config, comm, tracker=notes if comm is None or comm.rank == 0 else None)
+    # the initial weights are kept, as for a later run with the engine
+    tracker = notes if comm is None or comm.rank == 0 else None
+    runner = make_runner(config, comm, tracker=tracker, is_engine_shared=True)
     runner.run()
     context = runner.context
     kept = {
