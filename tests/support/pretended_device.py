@@ -130,7 +130,17 @@ def install() -> torch.device:
     _libraries.extend((every, few))
     used.clear()
     torch.__future__.set_swap_module_params_on_conversion(True)  # else `Module.to` would part tied weights
+    torch.nn.RNNBase._init_flat_weights = _without_weak_references  # type: ignore[method-assign]
     return torch.device(NAME, 0)
+
+
+_init_flat_weights = torch.nn.RNNBase._init_flat_weights
+
+
+def _without_weak_references(module: torch.nn.RNNBase) -> None:
+    """What an LSTM does when it is made or moved; a tensor with weak references cannot be swapped for a pretended one."""
+    _init_flat_weights(module)
+    module._flat_weight_refs = [None] * len(module._flat_weights)
 
 
 def _pretend(held: Tensor) -> Tensor:

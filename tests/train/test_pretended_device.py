@@ -175,9 +175,15 @@ def smoke_on_both(path: str, folder: str) -> Any:
     return found
 
 
-@pytest.mark.slow
+# an LSTM, and the methods of four of the papers
+QUICK = ("esim", "feda", "fedmatch", "fedopt_lorar", "fedparsing")
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("path", SMOKE, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.slow, id=path.stem) for path in SMOKE],
+)
 def test_a_smoke_config_trains_on_a_device_as_on_the_cpu(path: Path, tmp_path: Path) -> None:
     ((cpu, device),) = run_ranks(smoke_on_both, 1, str(path), str(tmp_path), timeout=800)
     assert cpu["trained"] and device["trained"].keys() == cpu["trained"].keys()
