@@ -138,7 +138,7 @@ _init_flat_weights = torch.nn.RNNBase._init_flat_weights
 
 
 def _without_weak_references(module: torch.nn.RNNBase) -> None:
-    """What an LSTM does when it is made or moved; a tensor with weak references cannot be swapped for a pretended one."""
+    """What an LSTM does when it is made or moved: torch swaps no tensor of which somebody has a weak reference."""
     _init_flat_weights(module)
     module._flat_weight_refs = [None] * len(module._flat_weights)
 
