@@ -33,6 +33,7 @@ if not hasattr(os, "memfd_create"):
     pytest.skip("this system has no memory without a name", allow_module_level=True)
 
 CLIENTS = {f"c{i}": (1.0, 0.3 * i, i + 1) for i in range(7)}
+ON_CPU = Staging("gloo", torch.device("cpu"), pin=False)
 WIDTH = 4 * WINDOW + 7  # more windows than are on the way at once
 
 
@@ -44,7 +45,7 @@ def join(
     network = Network(shares_memory=shares)
     comm = DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, exchange=exchange, network=network)
     if staged:
-        comm.stage(Staging("gloo", torch.device("cpu"), pin=False))
+        comm.stage(ON_CPU)
     return comm
 
 

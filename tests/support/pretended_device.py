@@ -116,10 +116,12 @@ def install() -> torch.device:
     for op in ("alias", "detach"):  # torch has kernels for these, which would make tensors without numbers
         few.impl(op, lambda tensor: _pretend(_real(tensor)), "PrivateUse1")
     few.impl("_unsafe_view", lambda tensor, size: _pretend(_real(tensor).view(size)), "PrivateUse1")
+    few.impl("view.dtype", lambda tensor, dtype: _pretend(_real(tensor).view(dtype)), "PrivateUse1")
     for op, kernel in (  # what the CPU does in other operations
         ("convolution_overrideable", torch.ops.aten.convolution.default),
         ("convolution_backward_overrideable", _convolution_backward),
         ("native_dropout", _dropout),
+        ("native_layer_norm", torch.ops.aten.native_layer_norm.default),
         ("_thnn_fused_lstm_cell", _lstm_cell),
         ("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward),
     ):

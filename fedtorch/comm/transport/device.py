@@ -106,7 +106,7 @@ class Staged:
         self._stream = devices.new_stream(device)
         self._idle = [
             _Slot(
-                torch.empty(WINDOW_BYTES, dtype=torch.uint8, pin_memory=pin),
+                (devices.page_locked if pin else torch.empty)(WINDOW_BYTES, dtype=torch.uint8),
                 torch.empty(WINDOW_BYTES, dtype=torch.uint8, device=device),
             )
             for _ in range(SLOTS)

@@ -1,0 +1,163 @@
+"""Payloads from GPU to GPU, on pretended GPUs and a group with NCCL's rules: the bits and the errors of other ways."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pretended_device import used
+from pretended_nccl import PretendedNccl, install_nccl
+from ranks import expect_exit, free_port, run_ranks
+from smoke_runs import SMOKE, run_config
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import fedtorch
+from fedtorch.comm.local import LocalCommunicator
+from fedtorch.comm.transport.device import Staging
+from fedtorch.comm.transport.windows import WINDOW
+from fedtorch.core.errors import DeadlineError
+from tests.comm import test_node_sums as node_sums
+from tests.comm import test_transport as transport
+from tests.comm.test_exchange import NAMES, one_round, spread
+
+SMOKE_OF = {path.stem: path for path in SMOKE}
+
+
+def over_nccl(function: str, *args: Any) -> Any:
+    """A function of the tests of staged payloads, where they move over NCCL."""
+    staging = Staging("nccl", install_nccl(), pin=True)
+    transport.ON_CPU = node_sums.ON_CPU = staging
+    module = transport if hasattr(transport, function) else node_sums
+    answer = getattr(module, function)(*args)
+    assert used["connected eagerly"] and (used["moved over nccl"] or os.environ["RANK"] != "0")  # others may be idle
+    return answer
+
+
+def rules() -> list[str]:
+    """What the stand-in says to whoever breaks a rule, and who waits for whom."""
+    device, rank = install_nccl(), int(os.environ["RANK"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 2, rank == 0)
+    group, found = PretendedNccl(store, rank, 2), []
+
+    def says(action: Callable[[], Any]) -> None:
+        try:
+            action()
+            found.append("")
+        except (ValueError, AssertionError) as error:
+            found.append(str(error))
+
+    flat = torch.ones(4, device=device)
+    says(lambda: group.allreduce([torch.ones(4)], dist.AllreduceOptions()))
+    says(lambda: group.allreduce([torch.ones(4, 2, device=device).t()], dist.AllreduceOptions()))
+    says(lambda: group.broadcast([flat], dist.BroadcastOptions()).wait())
+    if rank == 0:  # nobody has come yet, so what is begun after a first send waits with it
+        first, second = group.send([flat], 1, 0), group.allreduce([flat], dist.AllreduceOptions())
+        found.append(str([first.done.wait(0.3), second.done.wait(0.0)]))
+        store.set("go", "")
+        found.append(str([first.done.wait(20), second.done.wait(20)]))
+    else:
+        store.wait(["go"])
+        works = group.recv([flat], 0, 0), group.allreduce([flat], dist.AllreduceOptions())
+        found.append(str([work.done.wait(20) for work in works]))
+    found.append(str(flat.cpu().tolist()))
+    return found
+
+
+def test_the_stand_in_holds_to_the_rules_of_nccl() -> None:
+    for found, waited in zip(run_ranks(rules, 2), (["[False, False]", "[True, True]"], ["[True, True]"]), strict=True):
+        assert "must be on the device" in found[0] and "contiguous" in found[1] and "block the host" in found[2]
+        assert found[3:] == [*waited, "[2.0, 2.0, 2.0, 2.0]"]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "hosts", "exchange", "dtype"),
+    [
+        (2, [1], "reduce", torch.float32),
+        (3, [0, 1, 2], "send", torch.float32),
+        pytest.param(4, [1, 2, 3], "reduce", torch.float64, marks=pytest.mark.slow),
+    ],
+)
+def test_a_round_has_the_bits_of_one_process(
+    num_ranks: int, hosts: list[int], exchange: Any, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    size = WINDOW + 12_345
+    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), size, dtype)
+    how = hosts, str(tmp_path / "many"), exchange, dtype, size, True
+    assert run_ranks(over_nccl, num_ranks, "a_round", *how)[0][0] == alone
+
+
+@pytest.mark.parametrize("exchange", ["send", "reduce"])
+def test_many_windows_pass_in_step(exchange: str, tmp_path: Path) -> None:
+    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), 40_321, torch.float32)
+    found = run_ranks(over_nccl, 4, "narrow_round", [0, 1, 1, 1, 1, 1, 2], str(tmp_path), exchange)
+    assert found[0][0] == alone
+
+
+def test_every_dtype_and_length_is_moved_whole() -> None:
+    over, beside = run_ranks(over_nccl, 3, "every_type"), run_ranks(transport.every_type, 3)
+    assert over == beside
+
+
+@pytest.mark.parametrize("where", ["aabb", pytest.param("aaa", marks=pytest.mark.slow)])
+def test_leaders_of_machines_exchange_over_it(where: str, tmp_path: Path) -> None:
+    over, beside = (
+        run_ranks(node_sums.trained if way == "beside" else over_nccl, len(where), *begin, str(tmp_path / way), *how)
+        for way, begin, how in (
+            ("over", ("trained",), (where, True, "reduce", True)),
+            ("beside", (), (where, True, "reduce", False)),
+        )
+    )
+    assert [digest for digest, _ in over] == [digest for digest, _ in beside]
+    assert all("Staged" in way for (_, way), letter in zip(over, where, strict=True) if where.count(letter) == 3)
+    assert "Staged" in over[0][1]
+
+
+def test_a_rank_that_dies_within_a_payload_is_named_by_all_others(tmp_path: Path) -> None:
+    outcomes = expect_exit(over_nccl, 4, "dying_round", str(tmp_path), "reduce", timeout=40)
+    assert outcomes[2].exit_code == -signal.SIGKILL
+    for rank in (0, 1, 3):
+        assert "the process of rank 2 is gone" in outcomes[rank].error
+        assert outcomes[rank].exit_code == DeadlineError.exit_code
+
+
+ADAPTED = "task.model.adapter={kind: lora, r: 2}"
+PRIVATELY = (
+    "privacy={kind: client, clip: 0.5, noise_multiplier: 1, delta: 1.0e-2, simulate: true, seed: 1}",
+    "clients={sampling: poisson, rate: 0.8}",
+    "algorithm.weights=equal",
+)
+JOBS: dict[str, tuple[Path, tuple[str, ...]]] = {
+    "default": (Path(fedtorch.__file__).with_name("config") / "default.yaml", ()),
+    **{name: (SMOKE_OF[name], ()) for name in ("feda", "fedmatch", "fedopt_lorar", "fedparsing", "smoke_ffw_full")},
+    "adapters": (SMOKE_OF["fedavg"], (ADAPTED,)),
+    "private": (SMOKE_OF["fedavg"], PRIVATELY),
+}
+
+
+def whole_runs(folder: str, ports: list[int]) -> dict[str, Any]:
+    """The digest of each config's run, on the pretended GPUs of the job's ranks, or with one rank on the CPU."""
+    found = {}
+    with sdpa_kernel(SDPBackend.MATH):  # the only kernel of attention that the device has
+        if ports:
+            install_nccl()
+        for place, (name, (path, settings)) in enumerate(JOBS.items()):
+            used.clear()
+            if ports:
+                os.environ["MASTER_PORT"] = str(ports[place])
+            results = run_config(path, Path(folder), f"run.name={name}{len(ports)}", *settings)
+            found[name] = results["digest"]
+            assert bool(ports) == bool(used["moved over nccl"])
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_a_server_and_two_workers_train_on_gpus_to_the_bits_of_one_process_on_the_cpu(tmp_path: Path) -> None:
+    (alone,) = run_ranks(whole_runs, 1, str(tmp_path), [], timeout=250)
+    found = run_ranks(whole_runs, 3, str(tmp_path), [free_port() for _ in JOBS], timeout=250)
+    assert found == [alone] * 3
