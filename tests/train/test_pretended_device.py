@@ -175,21 +175,21 @@ def smoke_on_both(path: str, folder: str) -> Any:
     return found
 
 
-# an LSTM, and the methods of four of the papers
-QUICK = ("esim", "feda", "fedmatch", "fedopt_lorar", "fedparsing")
+# composed of other operations on the device, so equal up to rounding, which Adam's first steps make much of
+ROUNDED = ("esim",)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=() if path.stem in QUICK else pytest.mark.slow, id=path.stem) for path in SMOKE],
+    # the papers' configs train quickly on such devices in tests/comm/test_over_nccl.py
+    [pytest.param(path, marks=() if path.stem in ROUNDED else pytest.mark.slow, id=path.stem) for path in SMOKE],
 )
 def test_a_smoke_config_trains_on_a_device_as_on_the_cpu(path: Path, tmp_path: Path) -> None:
     ((cpu, device),) = run_ranks(smoke_on_both, 1, str(path), str(tmp_path), timeout=800)
     assert cpu["trained"] and device["trained"].keys() == cpu["trained"].keys()
+    assert path.stem in ROUNDED or device["digest"] == cpu["digest"]
     for name, (status, loss, norm) in cpu["trained"].items():
-        # composed of other operations in places (an LSTM's cell), so equal up to rounding, which Adam's first steps
-        # make much of: 2e-4 of the loss with an LSTM, measured
         assert device["trained"][name] == (status, pytest.approx(loss, rel=1e-3), pytest.approx(norm, rel=1e-3))
     assert device["averages"].keys() == cpu["averages"].keys()
     assert all(device["averages"][name]["count"] == cpu["averages"][name]["count"] for name in cpu["averages"])
