@@ -39,11 +39,12 @@ from fedtorch.comm.transport.device import Staging
 from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.mapped_vector import MappedVector
+from fedtorch.comm.transport.trial import problem_of
 from fedtorch.comm.transport.update_memory import UpdateMemory
 from fedtorch.comm.wire import Packet
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.devices import BACKENDS
-from fedtorch.core.errors import CollectiveFailed, DeadlineError, RefusedUpdatesError
+from fedtorch.core.errors import CollectiveFailed, DeadlineError, PreflightError, RefusedUpdatesError
 from fedtorch.core.update import Report, UpdateBuffer
 
 log = logging.getLogger(__name__)
@@ -139,9 +140,31 @@ class DistributedCommunicator(Communicator):
         self.faults("preflight")
         own_gpu, decide = OwnGpu.of(self._options.device), partial(choose, self._options.backend)
         verdict = self._rendezvous.preflight(facts, own_gpu.note(), decide)
-        self._shared = frozenset(verdict["shared"])
-        if verdict["backend"] == "nccl":
-            self.stage(Staging("nccl", self._options.device, pin=True))
+        if self._shared is None:  # else by an earlier run of this job
+            fails = verdict["backend"] == "nccl" and not self._try_nccl()
+            self._shared = frozenset(range(self.size) if fails else verdict["shared"])
+
+    def _try_nccl(self) -> bool:
+        """Let payloads go over NCCL if a first sum comes on all ranks; False: they go over gloo, as `auto` allows.
+
+        Raises:
+            PreflightError: it does not come, and `nccl` is wanted.
+        """
+        device = self._options.device
+        connect = self._group.connector("nccl", "/trial", self.rank, self.size)
+        if problem := problem_of(connect, device, self._liveness.beat):
+            log.warning("a first sum from GPU to GPU over NCCL failed on rank %d: %s", self.rank, problem)
+        if self._rendezvous.barrier("trial of nccl", 0, ok=not problem)["ok"]:
+            self.stage(Staging("nccl", device, pin=True))
+            return True
+        if self._options.backend == "nccl":
+            raise PreflightError(
+                "system.backend is nccl but a first sum from GPU to GPU failed; the logs of the ranks say on which of "
+                f"them{f', here: {problem}' if problem else ''}. Mend that, or set system.backend to auto or gloo"
+            )
+        if self.is_server:
+            log.warning("payloads go over gloo, through the CPU's memory, which is slower")
+        return False
 
     def stage(self, staging: Staging) -> None:
         """From now on payloads travel like this; all ranks call it alike, before the first one is sent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -12,16 +13,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from pretended_device import used
-from pretended_nccl import PretendedNccl, install_nccl
+from pretended_nccl import PretendedNccl, Work, install_nccl
 from ranks import expect_exit, free_port, run_ranks
 from smoke_runs import SMOKE, run_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedtorch
+from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
+from fedtorch.comm.transport import trial
 from fedtorch.comm.transport.device import Staging
 from fedtorch.comm.transport.windows import WINDOW
-from fedtorch.core.errors import DeadlineError
+from fedtorch.core.errors import DeadlineError, PreflightError
 from tests.comm import test_node_sums as node_sums
 from tests.comm import test_transport as transport
 from tests.comm.test_exchange import NAMES, one_round, spread
@@ -124,6 +127,61 @@ def test_a_rank_that_dies_within_a_payload_is_named_by_all_others(tmp_path: Path
     for rank in (0, 1, 3):
         assert "the process of rank 2 is gone" in outcomes[rank].error
         assert outcomes[rank].exit_code == DeadlineError.exit_code
+
+
+def breaks(how: str) -> None:
+    """This rank's first sum: an error of the driver, nothing, or another number."""
+    whole = PretendedNccl.allreduce
+
+    def allreduce(self: PretendedNccl, tensors: list[torch.Tensor], options: Any) -> Any:
+        if how == "raises":
+            raise RuntimeError("NCCL error: unhandled system error")
+        if how == "is wrong":
+            tensors[0].mul_(3)
+        return Work() if how == "hangs" else whole(self, tensors, options)
+
+    PretendedNccl.allreduce = allreduce  # type: ignore[method-assign]
+
+
+def a_round_after_a_trial(folder: str, how: str, backend: Any) -> Any:
+    """The round's result and what was logged, where the first sum goes wrong on rank 1."""
+    device, said = install_nccl(), list[str]()
+    trial.LIMIT_S = 3.0
+    if os.environ["RANK"] == "1":
+        breaks(how)
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fedtorch").addHandler(handler)
+    with DistributedCommunicator.join(NAMES, timeout_s=30, backend=backend, device=device, grace_s=0.5) as comm:
+        comm.preflight({"config": "same"})
+        comm.preflight({"config": "another run of the job"})
+        answer = one_round(comm, spread([0, 1, 2]), folder, 1000, torch.float32)
+        return answer, said, comm.staging is None and comm._shared == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("raises", "failed on rank 1: NCCL error: unhandled system error"),
+        pytest.param("is wrong", "failed on rank 1: the ones of 3 ranks add up to 5", marks=pytest.mark.slow),
+        pytest.param("hangs", "failed on rank 1: it did not end within 3 s", marks=pytest.mark.slow),
+        ("works", ""),
+    ],
+)
+def test_where_a_first_sum_fails_payloads_go_over_gloo(how: str, words: str, tmp_path: Path) -> None:
+    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), 1000, torch.float32)
+    ranks = run_ranks(a_round_after_a_trial, 3, str(tmp_path), how, "auto")
+    assert ranks[0][0] == alone
+    assert [falls_back for *_, falls_back in ranks] == [how != "works"] * 3
+    assert not words or (words in ranks[1][1][0] and "payloads go over gloo" in ranks[0][1][-1])
+    assert words or not any(said for _, said, _ in ranks)
+
+
+def test_where_a_first_sum_fails_and_nccl_is_wanted_all_ranks_say_so_and_end(tmp_path: Path) -> None:
+    for rank, outcome in enumerate(expect_exit(a_round_after_a_trial, 3, str(tmp_path), "raises", "nccl", timeout=30)):
+        assert outcome.exit_code == PreflightError.exit_code
+        assert "system.backend is nccl but a first sum from GPU to GPU failed" in outcome.error
+        assert ("here: NCCL error: unhandled" in outcome.error) == (rank == 1)
 
 
 ADAPTED = "task.model.adapter={kind: lora, r: 2}"

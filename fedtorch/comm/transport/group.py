@@ -280,29 +280,36 @@ class Group:
 
     def _gloo(self) -> Direct:
         if self._numbers is None:
-            self._numbers = Direct(self._connect("gloo", "", self._place, self.size))
+            self._numbers = Direct(self.connector("gloo", "", self._place, self.size)())
         return self._numbers
 
     def _connect_payload(self) -> None:
         """All ranks come here together: gloo connects each of them to all others."""
-        cuts, wanted, some = self.store.spans_hosts, self.store.shares_memory, partial(self._connect, "gloo")
-        there = self._gloo(), self._place, self.size, some, self.liveness.beat
+        cuts, wanted = self.store.spans_hosts, self.store.shares_memory
+        there = self._gloo(), self._place, self.size, lambda *some: self.connector("gloo", *some)(), self.liveness.beat
         staged = None if self._staging is None else partial(self._connect_staged, self._staging)
         self._payload = connect(*there, wanted=wanted, in_pieces=cuts, staged=staged)
 
     def _connect_staged(self, staging: Staging, name: str, place: int, size: int) -> Staged:
-        store = self.store.inner.clone()  # type: ignore[attr-defined]  # its own: threads of NCCL may wait in it
-        group = self._connect(staging.backend, name, place, size, store)
+        group = self.connector(staging.backend, name, place, size)()
         watch = None
         if staging.backend == "nccl":
             watch = self._watch
             group.eager_connect_single_device(staging.device)  # now; else a first send waits for its peer to connect
         return Staged(group, staging.device, pin=staging.pin, timeout_s=self.liveness.timeout_s, watch=watch)
 
-    def _connect(self, backend: Backend, name: str, place: int, size: int, store: dist.Store | None = None) -> Any:
+    def connector(self, backend: Backend, name: str, place: int, size: int) -> Callable[[], Any]:
+        """Makes a process group of `size` members, of which this is the one at `place`; they come with the same name.
+
+        It may be called by another thread.
+        """
+        store = self.store.inner
+        if backend == "nccl":
+            store = store.clone()  # type: ignore[attr-defined]  # its own: threads of NCCL may wait in it
         # by generation: a broken group's addresses must not be found again
-        prefixed = dist.PrefixStore(f"federation{self.generation or ''}{name}", store or self.store.inner)
-        return make_group(backend, prefixed, place, size, self.liveness.timeout_s, self.store.address, self.store.ports)
+        prefixed = dist.PrefixStore(f"federation{self.generation or ''}{name}", store)
+        how = place, size, self.liveness.timeout_s, self.store.address, self.store.ports
+        return partial(make_group, backend, prefixed, *how)
 
     def _watch(self) -> None:
         """While this rank waits for a payload.
