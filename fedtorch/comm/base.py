@@ -69,6 +69,8 @@ class Communicator(ABC):
     memory: UpdateMemory
     """Where this rank's updates are, so that other ranks of its machine can read them."""
 
+    gpus: Mapping[int, Mapping[str, str]] = {}
+    """On the server of several ranks, after `preflight`: rank -> name and versions of its GPU, where it has one."""
     masking: Masking | None = None
     """Masking of a run with a secure sum: ranks answer to nothing else, and on their own config's terms alone."""
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -138,8 +138,12 @@ class DistributedCommunicator(Communicator):
         """Compare facts through the store. That NCCL is wanted and a rank has no GPU of its own is an error."""
         self._liveness.beat(phase="preflight")
         self.faults("preflight")
-        own_gpu, decide = OwnGpu.of(self._options.device), partial(choose, self._options.backend)
-        verdict = self._rendezvous.preflight(facts, own_gpu.note(), decide)
+
+        def decide(notes: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+            self.gpus = {rank: note["gpu_versions"] for rank, note in notes.items() if note["gpu_versions"]}
+            return choose(self._options.backend, notes)
+
+        verdict = self._rendezvous.preflight(facts, OwnGpu.of(self._options.device).note(), decide)
         if self._shared is None:  # else by an earlier run of this job
             fails = verdict["backend"] == "nccl" and not self._try_nccl()
             self._shared = frozenset(range(self.size) if fails else verdict["shared"])

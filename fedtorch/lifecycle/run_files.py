@@ -8,10 +8,13 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from fedtorch.comm.base import Communicator
 from fedtorch.config.load import config_facts, to_dict, to_yaml
 from fedtorch.config.schema import Config
 from fedtorch.config.trackers import make_trackers
+from fedtorch.core import devices
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
 from fedtorch.core.model_folder import MODEL
@@ -26,7 +29,7 @@ from fedtorch.tracking.tracker import Tracker
 log = logging.getLogger(__name__)
 
 
-def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str, aside: Path) -> Tracker:
+def open_run(built: BuiltRun, comm: Communicator, start: int | None, command: str, aside: Path) -> Tracker:
     """Write what the run is, and start tracking it. start: the round that it is resumed from. aside: see `set_aside`.
 
     Raises:
@@ -38,7 +41,9 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str, a
         if start is None:
             set_aside(config, aside)
         replace_file(config.folder / "config.yaml", to_yaml(config))
-        facts = _facts(built) | {"ranks": num_ranks, STARTED_IN: os.getcwd()}
+        gpus = comm.gpus or {comm.rank: devices.versions(built.engine.device)}
+        facts = _facts(built) | {"ranks": comm.size, STARTED_IN: os.getcwd()}
+        facts |= {"gpus": gpus} if any(gpus.values()) else {}
         replace_file(config.folder / FACTS, json.dumps(facts, indent=1) + "\n")
         keep_task(config, built.task)
     except OSError as error:
@@ -62,7 +67,7 @@ def open_run(built: BuiltRun, num_ranks: int, start: int | None, command: str, a
     )
 
 
-def _facts(built: BuiltRun) -> dict[str, str]:
+def _facts(built: BuiltRun) -> dict[str, Any]:
     """Facts that ranks compare, without the config's keys, which are in config.yaml and may name clients."""
     keys = config_facts(built.config)
     return {name: value for name, value in built.facts().items() if name not in keys or name in ("fedtorch", "config")}

@@ -259,7 +259,7 @@ def _opened(
     runs: Sequence[BuiltRun], at: int, comm: Communicator, start: int | None, command: str, aside: Path
 ) -> Tracker:
     """The tracker of the run at a place, which has said which of several runs begins. aside: see `open_run`."""
-    tracker = open_run(runs[at], comm.size, start, command, aside)
+    tracker = open_run(runs[at], comm, start, command, aside)
     if len(runs) > 1:
         run, number = runs[at].config.run, runs[at].config.rounds
         before = f", {start} done" if start else ""

@@ -48,10 +48,31 @@ def test_nccl_that_cannot_be_had_is_refused_with_the_rank_and_its_reason() -> No
     assert "set system.backend to auto" in error
 
 
+def test_gpus_with_unlike_versions_of_nccl_exchange_over_gloo(caplog: pytest.LogCaptureFixture) -> None:
+    told = notes("x", "y", "z")
+    for rank, version in enumerate(("2.28.9", "2.28.9", "2.27.3")):
+        told[rank]["gpu_versions"] = {"nccl": version, "driver": f"58{rank}"}  # drivers may differ
+    with caplog.at_level(logging.INFO):
+        assert choose("auto", told) == {"backend": "gloo", "shared": [2]}
+    assert "over gloo and not over NCCL: rank 2 has NCCL 2.27.3 and rank 0 has 2.28.9" in caplog.text
+    assert "rank 2 has NCCL 2.27.3 and rank 0 has 2.28.9" in choose("nccl", told)["error"]
+
+
+def test_the_log_has_why_payloads_go_over_gloo_where_there_are_gpus(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        choose("auto", notes("x", "", problem="works on the CPU"))
+        assert "not over NCCL: rank 1 works on the CPU" in caplog.text
+        caplog.clear()
+        choose("auto", notes("", "", problem="works on the CPU"))
+        choose("gloo", notes("x", ""))
+        assert not caplog.text
+
+
 def test_what_a_rank_says_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "works on the CPU" in OwnGpu.of(torch.device("cpu")).problem
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
-    assert "without NCCL" in OwnGpu.of(CUDA).problem
+    monkeypatch.setattr(devices, "versions", lambda device: {"gpu": "x"})
+    assert "without NCCL" in OwnGpu.of(CUDA).problem and OwnGpu.of(CUDA).note()["gpu_versions"] == {"gpu": "x"}
 
 
 @pytest.mark.parametrize(("ranks", "local_rank", "said"), [("3", "0", True), ("3", "1", False), ("2", "0", False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -210,6 +211,8 @@ def whole_runs(folder: str, ports: list[int]) -> dict[str, Any]:
                 os.environ["MASTER_PORT"] = str(ports[place])
             results = run_config(path, Path(folder), f"run.name={name}{len(ports)}", *settings)
             found[name] = results["digest"]
+            facts = json.loads((Path(folder) / "runs" / f"{name}{len(ports)}" / "env.json").read_text())
+            assert facts.get("gpus") == ({str(rank): {"gpu": "pretended"} for rank in range(3)} if ports else None)
             assert bool(ports) == bool(used["moved over nccl"])
     return found
 

@@ -58,6 +58,7 @@ def test_what_was_signed_is_read_under_its_key_in_its_attempt_only() -> None:
         (json.dumps({**BARRIER, "round": True}), "`round` = true"),
         *((json.dumps({k: v for k, v in BARRIER.items() if k != field}), f"no `{field}`") for field in BARRIER),
         (json.dumps({"facts": {"seed": 1}, "gpu": "", "gpu_problem": ""}), "`facts`"),
+        (json.dumps({"facts": {}, "gpu": "", "gpu_problem": "", "gpu_versions": {"nccl": 2}}), "`gpu_versions`"),
         (json.dumps({**BARRIER, "more": "x" * MAX_CHARACTERS}), "characters"),
     ],
 )

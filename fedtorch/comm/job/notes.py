@@ -18,6 +18,7 @@ _PREFLIGHT: Mapping[str, Field] = {
     "facts": lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
     "gpu": str,
     "gpu_problem": str,
+    "gpu_versions": lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
 }
 _ADDRESS: Mapping[str, Field] = {
     "network": str,
