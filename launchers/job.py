@@ -191,14 +191,15 @@ class Job:
         # one that ends before it has a heartbeat was never there for the others, who would wait for it
         is_over = rank == 0 or not self._goes_on or code in _SETUP or not store.check([f"heartbeat/{rank}"])
         goes_on = server_lives and not is_over
-        say(f"rank {rank} ended with {ended(code)}" + ("; the others decide whether to go on" if goes_on else ""))
+        why = f" (why: {self._output(rank)})" if rank and code > 0 else ""  # rank 0 has said it here
+        say(f"rank {rank} ended with {ended(code)}{why}" + ("; the others decide whether to go on" if goes_on else ""))
         return is_over
 
     def _start(self, rank: int, shared: dict[str, str], lock: int) -> subprocess.Popen[bytes] | Forked:
         """In a session of its own, so that the terminal's Ctrl-C reaches only the launcher."""
         variables = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         variables |= {} if rank else {SAVED: str(self._saved.absolute())}
-        output = None if rank == 0 else os.open(self._folder / f"output.rank{rank}.txt", _APPEND, 0o666)
+        output = None if rank == 0 else os.open(self._output(rank), _APPEND, 0o666)
         try:
             if self._fork_server is not None:
                 try:
@@ -218,6 +219,10 @@ class Job:
         finally:
             if output is not None:
                 os.close(output)
+
+    def _output(self, rank: int) -> Path:
+        """Return the file for the output of a rank other than 0."""
+        return self._folder / f"output.rank{rank}.txt"
 
     def _pause(self, limit_s: float) -> None:
         """Wait so long, or until a signal comes."""

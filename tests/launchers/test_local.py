@@ -194,11 +194,17 @@ def test_a_gpu_that_fails_ends_the_run_with_its_client_and_step_and_is_not_tried
     monkeypatch.setenv("FEDTORCH_TESTING", "1")
     monkeypatch.setenv("FEDTORCH_FAULTS", "gpu:round=1,client=b,step=1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "support"))
+    monkeypatch.setattr(jobs, "GRACE_S", 60.0)  # for the server to end by itself
+    monkeypatch.setattr(ForkServer, "begin", lambda arguments: None)  # a fork would print to this process's streams
     config, named = toy_config(tmp_path), "the GPU failed in round 2, in step 2 of client b (AcceleratorError: CUDA"
-    settings = ["--set", "clients.per_round=all"]
+    settings = ["--set", "clients.per_round=all", "--set", "system.server_works=false"]
     assert local.main(["--config", str(config), "--ranks", "3", "--max-restarts", "3", *settings]) == 11
-    assert named in capfd.readouterr().err and not list(tmp_path.rglob("*attempt1*"))
-    words = [sys.executable, "-m", "fedtorch.main", "--config", str(config), "--resume", "never", *settings]
+    printed, path = capfd.readouterr().err, tmp_path / "run" / "output.rank1.txt"
+    assert f"rank 1 ended with exit code 11 (why: {path})" in printed and named in path.read_text()
+    reason = "rank 1 left the job with DeviceError: client `b`, round 1, phase train, step 1; its log has the reason"
+    assert f"fedtorch: {reason}" in printed and Ended(tmp_path / "run").status["reason"] == reason
+    assert not list(tmp_path.rglob("*attempt1*"))
+    words = [sys.executable, "-m", "fedtorch.main", "--config", str(config), "--resume", "never", *settings[:2]]
     alone = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
     assert alone.returncode == 11 and named in alone.stderr
     status = Ended(tmp_path / "run").status
