@@ -18,13 +18,10 @@ def plot_tasks(title: str, comparisons: Sequence[Comparison], path: Path) -> Pat
     Tasks that tie in every comparison are left out, as in the paper; their number stands in the client's title.
     A task whose base is 0 has no rate: it stands at the right end with a cross in place of a bar.
     """
-    # imported here: it takes a second, and it is not part of a base installation
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from fedtorch.report.figure import RunFigure  # imports matplotlib
 
     clients = comparisons[0].rates
-    figure = Figure(figsize=(11, 3.2 * len(clients)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = RunFigure(figsize=(11, 3.2 * len(clients)), layout="constrained")
     for axes, client in zip(figure.subplots(len(clients), squeeze=False)[:, 0], clients, strict=True):
         rates = moved(client, comparisons)
         order = sorted(rates, key=lambda task: (rates[task] is None, -(rates[task] or 0.0)))

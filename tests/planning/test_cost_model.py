@@ -89,6 +89,15 @@ def test_bytes_of_messages() -> None:
     assert {everywhere.counted(rank) for rank in range(3)} == {Counted(200, 400)}
 
 
+def test_flows_of_messages() -> None:
+    """Round a ring the fullest rank's three, twice; in slices its pieces and two more, two thirds of five messages."""
+    ring = work(1, 3, 0, message="replicated", message_bytes=100)
+    assert ring.up == [(0, 1, 600), (1, 2, 600), (2, 0, 600)]
+    slices = work(1, 3, 0, message="allreduce", message_bytes=300)
+    assert {slices.counted(rank) for rank in range(3)} == {Counted(1000, 1000)}
+    assert slices.up == [(0, 1, 500), (0, 2, 500), (1, 0, 500), (1, 2, 500), (2, 0, 500), (2, 1, 500)]
+
+
 @pytest.mark.parametrize("exchange", ["auto", "reduce", "send"])
 def test_sums_travel_as_the_server_decides(exchange: Literal["auto", "reduce", "send"]) -> None:
     ops = {Op.SEND_SUMS: "sums", Op.REDUCE: "reduce", Op.SEND_UPDATES: "updates"}
@@ -240,6 +249,11 @@ def test_memory_of_a_server_and_a_worker() -> None:
     done = work(0, 2, numbers=10)
     assert memory(done, MODEL, FREE, 0) == 96 + 40 + 40 + 40 + 80 + 4 * 80  # sum, momentum, own window, those received
     assert memory(done, MODEL, FREE, 1) == 96 + 40 + 48 * 3 + 2 * 40 + 4 * 80  # gradients and moments, updates, windows
+    ring = work(0, 2, 2, 2, numbers=10)  # windows of the sum instead of those received, on every rank
+    assert (memory(ring, MODEL, FREE, 0), memory(ring, MODEL, FREE, 1)) == (
+        96 + 40 + 80 + 320,
+        96 + 40 + 144 + 80 + 320,
+    )
     small = replace(MODEL, update_bytes=1)
     assert memory(done, MODEL, FREE, 1) - memory(done, small, FREE, 1) == 40  # one stays in memory, always
 

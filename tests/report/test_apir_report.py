@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,34 @@ def test_published_rows_are_found_by_the_end_of_a_runs_name() -> None:
         match = row_of(name)
         assert match is not None and match[0] == row
     assert row_of("my_clients_22") is None and row_of("silo") is None
+
+
+def test_a_run_that_has_not_finished_is_named_below_the_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [write_run(tmp_path / name, SCORES, name=name) for name in ("base", "whole", "going")]
+    records = (tmp_path / "going" / "metrics.jsonl").read_text()
+    (tmp_path / "going" / "metrics.jsonl").write_text(records.replace('"label": "final"', '"label": "training"'))
+    command = ["apir", "--no-plots", "--out", str(tmp_path / "out"), "--base", folders[0], "--new"]
+    assert main([*command, *folders[1:]]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "not finished" in line] == [
+        "- going: not finished"
+    ]
+
+
+def test_a_base_has_to_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["apir", "--new", write_run(tmp_path / "new", SCORES, name="x")])
+    assert "--base" in capsys.readouterr().err
+
+
+def test_without_matplotlib_there_are_tables_and_no_plots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [write_run(tmp_path / name, changed(a=a, b=0.1, c=0.4), name=name) for name, a in (("b", 0.5), ("n", 1))]
+    monkeypatch.delitem(sys.modules, "fedtorch.report.figure", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    command = ["apir", "--base", folders[0], "--new", folders[1], "--out", str(tmp_path / "out")]
+    assert main(command) == 2
+    assert "the plots need matplotlib" in capsys.readouterr().err
+    assert main([*command, "--no-plots"]) == 0
