@@ -16,7 +16,6 @@ from fedtorch.rounds.placement import make_topology, workers_with_data
 from fedtorch.tasks.prepared import Entry, Prepared
 
 log = logging.getLogger(__name__)
-_DIGEST_WORDS = 8  # of 32 bits, in a sha256
 
 
 def is_pinned(config: Config) -> bool:
@@ -142,7 +141,7 @@ def _entry(message: Packet) -> Entry:
     for key, value in facts.items():
         split, _, fact = key.partition("/")
         if fact == "sha256":
-            value = "".join(f"{int(word):08x}" for word in value[:_DIGEST_WORDS])
+            value = "".join(f"{int(word):08x}" for word in value)
         elif isinstance(value, tuple):
             value = [int(number) for number in value]
         splits.setdefault(split, {})[fact] = value

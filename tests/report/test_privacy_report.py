@@ -12,12 +12,13 @@ from fedtorch.privacy.accounting import Accountant, total_epsilon
 from fedtorch.privacy.data_ledger import DataLedger
 from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.release import Release
+from fedtorch.report.command_line import main
 from fedtorch.report.privacy import privacy_markdown
 
 
-def run(folder: Path, data: str, releases: int, *, since: int = 0, copied: int = 0) -> Path:
+def run(folder: Path, data: str, releases: int, *, copied: int = 0, **terms: float) -> Path:
     """A folder with a ledger of so many releases, of which the first ones are of another run."""
-    terms = {"rate": 0.5, "clients": 20, "noise_multiplier": 3.0, "delta": 1e-3, "since": since}
+    terms = {"rate": 0.5, "clients": 20, "noise_multiplier": 3.0, "delta": 1e-3, **terms}
     folder.mkdir()
     ledger = Ledger.begin(folder / "privacy", terms, [Release(round, 0, "x") for round in range(copied)])
     for round in range(copied, releases):
@@ -69,3 +70,30 @@ def test_releases_of_two_kinds() -> None:
 def test_runs_without_privacy_have_no_total(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none of these runs has a ledger"):
         privacy_markdown([tmp_path])
+
+
+def test_the_total_of_a_ledger_of_data_is_at_its_least_delta(tmp_path: Path) -> None:
+    data = DataLedger(tmp_path / "d.privacy.jsonl")
+    folders = [run(tmp_path / name, "d1", 2, delta=delta) for name, delta in (("a", 1e-5), ("b", 1e-3))]
+    for folder in folders:
+        Ledger.open(folder / "privacy").attach(data, folder)
+    total = privacy_markdown(folders).splitlines()[4]
+    assert total.startswith(f"| **all 2 in {data.path}** | 4 |  |  |  | 1e-05 |")
+    assert total.endswith(f" {Accountant(0.5, 3.0, 1e-5).epsilon(4):.4f} |")
+
+
+def test_all_rounds_of_a_ledger_that_does_not_say_since_when_are_its_own(tmp_path: Path) -> None:
+    folders = [run(tmp_path / name, "d1", 2) for name in "ab"]
+    assert privacy_markdown(folders).splitlines()[4].startswith("| **all 2 on the same data** | 4 |")
+
+
+def test_the_page_lies_in_the_runs_folder_or_where_a_ledger_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, data = run(tmp_path / "a", "d1", 2), DataLedger(tmp_path / "d.privacy.jsonl")
+    (folder / "metrics.jsonl").write_text('{"kind": "run", "clients": [], "rounds": 2}\n')
+    Ledger.open(folder / "privacy").attach(data, folder)
+    assert main(["privacy", str(folder)]) == 0 and (folder / "report" / "privacy.md").is_file()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["privacy", str(data.path)]) == 0 and (tmp_path / "here" / "report" / "privacy.md").is_file()

@@ -14,6 +14,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.report.command_line import main
 from fedtorch.report.find_runs import find_runs
 from fedtorch.report.groups import make_groups
+from fedtorch.report.sweep import plot_sweep
 from fedtorch.report.sweep_scores import Sweep, sweep_of
 from fedtorch.tracking.tracker import Tracker
 
@@ -163,3 +164,17 @@ def test_pictures_have_a_line_for_each_client_and_over_all(tmp_path: Path, monke
         "micro": ([0.001, 0.1], [round(4 / 12, 3), round(8 / 12, 3)]),
     }
     assert (tmp_path / "report" / "sweep_client_lr_acc.png").stat().st_size > 10_000
+
+
+def test_more_than_thirty_clients_are_drawn_in_a_new_folder(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    names = {f"c{number}": (number, 40) for number in range(31)}
+    for rate in (1, 2):
+        (tmp_path / str(rate)).mkdir()
+        config = {"run": {"name": str(rate)}, "eval": {"select_by": "acc"}, "client": {"lr": rate}}
+        (tmp_path / str(rate) / "config.yaml").write_text(yaml.safe_dump(config))
+        track = Tracker(tmp_path / str(rate), clients=tuple(names), rounds=1, tensorboard=False, progress="off")
+        track.evaluation(1, "test", {name: {"acc": pair} for name, pair in names.items()}, "final")
+        track.close()
+    (path,) = plot_sweep(swept(tmp_path), tmp_path / "new" / "folder", "all")
+    assert path == tmp_path / "new" / "folder" / "all.png" and path.stat().st_size > 10_000

@@ -82,7 +82,7 @@ def test_many_rows_are_looked_at_by_several_processes_alike(folder: Path, monkey
         overview(task)
 
 
-def test_tokens_are_those_before_anything_is_cut(folder: Path) -> None:
+def test_tokens_are_those_before_anything_is_cut(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also of rows that are a token shorter, as long as, and longer than what is kept."""
     rows = [row(i, note="scan " * (i % 20 + 1)) for i in range(60)]
     write(folder, rows)
@@ -91,6 +91,13 @@ def test_tokens_are_those_before_anything_is_cut(folder: Path) -> None:
     wanted = sorted(len(vocabulary(each["note"]).input_ids) for each in rows)
     found = overview(task)
     assert sorted(found.total().tokens) == wanted and {15, 16, 17} <= set(wanted)
+    assert main(["data", "check", "notes.yaml"]) == 0
+    median, most, longest = next(
+        map(int, line.split()[1:4])
+        for line in reversed(capsys.readouterr().out.splitlines())
+        if line.split()[:1] == ["all"]
+    )
+    assert median in wanted[29:31] and most in wanted[56:58] and longest == wanted[-1]
     assert found.total().cut == sum(length > 16 for length in wanted)
 
 
@@ -101,6 +108,13 @@ def test_rows_are_shown_if_they_are_asked_for(folder: Path, capsys: pytest.Captu
     assert [line.partition(":")[0] for line in shown] == ["north", "west", "north"]
     assert json.loads(shown[0].partition(":")[2])["text"] == row(0)["note"]
     assert (folder / "x.png").is_file() and not (folder / "notes.check.png").exists()
+
+
+def test_ranks_are_not_looked_at_and_a_long_remark_is_one_line(folder: Path, capsys: Any) -> None:
+    write(folder, [row(i, site=f"hospital-{i % 12:02}", split="train" if i % 12 else "test") for i in range(48)])
+    assert main(["data", "check", "notes.yaml", "--set", "system.ranks_per_worker=3", "client.accumulation=1"]) == 0
+    names = ", ".join(f"hospital-{i:02}" for i in range(1, 11))
+    assert f"11 clients have no rows of test and no score there: {names}" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(

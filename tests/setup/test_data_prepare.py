@@ -100,3 +100,17 @@ def test_a_folder_that_is_there_is_kept(config: Path, capsys: pytest.CaptureFixt
 def test_a_papers_task_has_commands_of_its_own(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "prepare", "own", "--config", "smoke/fedavg", "--out", "rows"]) == 2
     assert "this is for tasks with task.data.source" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (["partition", "notes.yaml"], "--out"),
+        (["prepare", "own", "--config", "notes.yaml"], "--out"),
+        (["prepare", "own", "--out", "x"], "--config"),
+    ],
+)
+def test_what_has_to_be_named(words: list[str], missing: str, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["data", *words])
+    assert f"the following arguments are required: {missing}" in capsys.readouterr().err

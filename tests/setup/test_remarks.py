@@ -97,3 +97,23 @@ def test_rows_that_training_would_refuse_still_end_it_with_their_place(folder: P
     write(folder, spoilt_rows())
     with pytest.raises(DataError, match="train of client north has a row of .* tokens"):
         remarks("task.truncate=refuse")
+
+
+def test_of_many_clients_none_is_read_before_the_first_round(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, spoilt_rows())  # of three clients
+    monkeypatch.setattr("fedtorch.setup.remarks.CHECKED_CLIENTS", 3)
+    assert remarks() == SPOILT
+    monkeypatch.setattr("fedtorch.setup.remarks.CHECKED_CLIENTS", 2)
+    assert remarks() == []
+
+
+def test_examples_above_the_budget_of_a_micro_batch_are_counted(folder: Path) -> None:
+    """Of 5 to 8 tokens; one as long as the budget is within it."""
+    write(folder, [row(i, note="scan " * (2 + i // 2 % 4), split="train") for i in range(16)])
+    lines = remarks("client.max_tokens_per_batch=7", "eval.final_split=train")
+    told = "2 of 8 examples are longer than client.max_tokens_per_batch 7, the longest has 8 tokens"
+    assert [line.partition(";")[0] for line in lines if "max_tokens" in line] == [
+        f"north: {told}",
+        f"west: {told}",
+    ]
+    assert not [line for line in remarks("client.max_tokens_per_batch=8", "eval.final_split=train") if "tokens" in line]
