@@ -135,11 +135,6 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_wikisql(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared pool of made-up WikiSQL questions: 240 to train on, 24 and 30 to evaluate."""
-    from fedtorch.data.prepare_wikisql import write_pool
-    from fedtorch.data.synthetic_wikisql import generate
+    from tiny_pool import tiny_pool
 
-    root = tmp_path_factory.mktemp("tiny_wikisql") / "data"
-    root.mkdir()
-    sizes = {"train": 240, "dev": 24, "test": 30}
-    write_pool(root, "tiny", {s: rows[: sizes[s]] for s, rows in generate().items()}, {"vocab_size": 400})
-    return root
+    return tiny_pool(tmp_path_factory.mktemp("tiny_wikisql") / "data")

@@ -178,6 +178,7 @@ def test_a_client_trains_in_batches_within_a_budget(sides: Any, folder: Path) ->
     examples = [example for client in task.manifest() for example in task.load(client, "train")]
     each = task.example_lengths(examples)
     assert [sum(one) for one in each] == [sum(len(ids) + 1 for _, ids in example.turns) for example in examples]
+    assert {len(one) > 1 for one in each} == {sides == "two"}
     budget = 2 * max(map(sum, each))
     plans = Batching(8, by_length=True, max_tokens=budget, lengths=each).epochs(
         len(examples), first=0, count=1, seed=1, client="a"

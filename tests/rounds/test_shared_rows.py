@@ -153,3 +153,11 @@ def test_perplexity_of_a_shared_file_is_the_models() -> None:
     task = completer("train.jsonl", data={"splits": SplitRule(0.2, "test.jsonl")})
     scores: Any = {client: {"count/nll": (8.0, 4), "count/tokens": (4.0, 4)} for client in CLIENTS}
     assert task.summary(once(scores, task.sharing("test")))["pooled"] == task.summary({"a": scores["north"]})["pooled"]
+
+
+def test_rows_of_one_client_are_shared_with_nobody() -> None:
+    rule = {"splits": SplitRule(0.25, "test.jsonl")}
+    for rows, shared in ((weather(24, ("north",)), set()), (weather(24), set(CLIENTS))):
+        write_rows(Path("train.jsonl"), rows)
+        write_rows(Path("test.jsonl"), [{"text": "sun", "label": "good"}])
+        assert classifier("train.jsonl", data=rule).sharing("test") == shared

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 from fedtorch.cli.__main__ import main
 from fedtorch.config import load as yaml_config
+from fedtorch.setup import predict
 from fedtorch.tasks.text_classification import TextClassification
 
 BERT = "{random: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16}"
@@ -161,3 +164,17 @@ def test_a_source_that_cannot_be_read_is_refused_and_nothing_is_left(
 def test_a_folder_that_is_no_run_is_refused(run: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", run, "x.jsonl"]) == 2
     assert "config.yaml does not exist; name the folder of a run" in capsys.readouterr().err
+
+
+def test_a_reader_that_wants_no_more_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `| head`; what is left in the buffer goes nowhere, or Python would complain at its end."""
+    trained(folder, "single_label", lambda i: "xyz"[i % 3])
+    closed: Any = SimpleNamespace(
+        write=lambda text: None, flush=lambda: exec("raise BrokenPipeError"), fileno=lambda: 7
+    )
+    turned = list[tuple[int, int]]()
+    monkeypatch.setattr(predict.sys, "stdout", closed)
+    monkeypatch.setattr(predict.os, "dup2", lambda null, stream: turned.append((null, stream)))
+    assert predict.main(["run", "notes.jsonl"]) == 0
+    assert [stream for _, stream in turned] == [7]
+    os.close(turned[0][0])

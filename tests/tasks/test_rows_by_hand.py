@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from fedtorch.tasks.conversations import Conversations, Unanswered, Unchosen
 from fedtorch.tasks.labelled_texts import LabelledTexts
 from fedtorch.tasks.messages import listed, texts_of, tools_of
 from fedtorch.tasks.new_rows import BLOCK, NewPrompts, NewRow, NewTexts, all_usable, new_rows, text_form_of
+from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.own_usage import usage
 from fedtorch.tasks.qa_examples import Question as Candidates
 from fedtorch.tasks.qa_examples import Triple, labelled, triples_of
@@ -304,3 +306,11 @@ def test_measures_of_a_query_by_hand(tmp_path: Path) -> None:
     assert "execution" not in found
     # a question that stands for no table is asked for no answer
     assert wikisql_measures.scores([question], [right], tmp_path)["execution"] == (0.0, 0)
+
+
+def test_rows_without_a_token_to_learn_count_none() -> None:
+    def tokens(*counts: int | None, **keys: str) -> dict[str, float]:
+        task: Any = SimpleNamespace(supervised=lambda count: count, client_weight="rows", **keys)
+        return OwnTask.counts(task, counts)
+
+    assert (tokens(3, 0, 4), tokens(3, None), tokens()) == ({"tokens": 7.0}, {}, {})

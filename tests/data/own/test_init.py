@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from datasets import Dataset
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError
 from fedtorch.data.own.columns import Column
-from fedtorch.data.own.first_config import quoted
+from fedtorch.data.own.first_config import Settings, quoted
 from fedtorch.data.own.guess import guess
 from fedtorch.data.own.guessed import LABEL_NAMES, Guess, Wishes, by_name
 from fedtorch.data.own.model_kind import ModelKind
 from fedtorch.data.own.source import Table
+from fedtorch.data.own.text_form import TextForm
 from fedtorch.setup.init import main, write
 
 WORDS = "scan fever lung mass history report grave mild severe benign".split()
@@ -340,3 +342,36 @@ def test_a_guess_begins_with_nothing_and_the_task_is_told_first() -> None:
     assert found.take("causal_lm", {"text": "note"}, "a text")
     assert (found.task, found.roles) == ("causal_lm", {"text": "note"})
     assert found.why == [("causal_lm", "a text"), ("clients", "said before")]  # the task comes first
+
+
+def test_three_rows_that_cannot_be_used_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = rows(30, text=text, label=lambda i: "xy"[i % 2] if i > 4 else None)
+    (tmp_path / "n.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+    assert main(["n.jsonl"]) == 0
+    assert "5 of 30 rows cannot be used" in (said := capsys.readouterr().out) and said.count("is missing or empty") == 3
+
+
+@pytest.mark.parametrize(("tokens", "length"), [(10, 32), (33, 48), (256, 256), (257, 256), (5000, 256)])
+def test_a_random_models_texts_are_cut_at_256_tokens(tokens: int, length: int) -> None:
+    settings = Settings("n.jsonl", None, ModelKind(), {}, Path("n.jinja"), TextForm())
+    assert settings.length(replace(guessed(rows(20, text=text, label=lambda i: i % 2)), tokens=tokens)) == length
+
+
+@pytest.mark.parametrize(
+    ("columns", "is_uneven"),
+    [
+        ({"text": text, "label": lambda i: "xy"[i % 2]}, True),
+        ({"text": text, "label": lambda i: i / 7}, False),
+        ({"source": text, "target": text}, False),
+    ],
+)
+def test_labels_alone_can_be_dealt_unevenly(
+    columns: Mapping[str, Maker], is_uneven: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(60, **columns)))
+    write("a.jsonl", Path("a.yaml"))
+    assert ("dirichlet" in (tmp_path / "a.yaml").read_text()) is is_uneven

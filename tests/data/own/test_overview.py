@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from fedtorch.data.folder import write_client
 from fedtorch.data.own.overview import LABELS_NAMED, ClientRows, Overview, _labels, set_divergences, split_digests
@@ -88,3 +89,24 @@ def test_a_picture_of_any_partition_is_drawn(clients: int, labels: int, tmp_path
         found.clients[f"client ${k}^"] = ClientRows({"train": k}, own)
     draw(found, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("clients", "labels", "height", "numbers"),
+    [(1, 2, 2.42, 2), (30, 12, 8.8, 360), (31, 12, 9.02, 0), (30, 13, 8.8, 0), (410, 2, 14.0, 0)],
+)
+def test_a_picture_grows_with_its_clients_and_small_ones_have_numbers(
+    clients: int, labels: int, height: float, numbers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of 0.22 inches for each client, and 14 at most; every second of 410 clients is drawn."""
+    figures, found = list[Figure](), Overview("toy", {})
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
+    for place in range(clients):
+        own = Counter({f"l{label}": 1 for label in range(labels)})
+        found.clients[f"c{place}"] = ClientRows({"train": clients - place}, own)
+    draw(found, tmp_path / "a.png")
+    heat, bars, _ = figures[0].axes
+    assert figures[0].get_figheight() == pytest.approx(height) and len(heat.texts) == numbers
+    drawn = [bar.get_width() for bar in bars.patches]
+    assert drawn == [*range(clients, 0, -1 if clients <= 400 else -2)]
+    assert bars.get_ylim() == (len(drawn) - 0.5, -0.5)  # the largest on top, as in the table of labels beside it
