@@ -1,6 +1,6 @@
 """All mutants of the files in `test_mutants.py`, where the slow set takes a sample: what survives, and how many.
 
-python tests/mutation/every_mutant.py [--most N] [NAME ...]      # names as in `TESTS`; default: all of them
+python tests/mutation/every_mutant.py [--most N] [NAME ...]      # names as in tests.yaml; default: all of them
 
 --most N: the first N of each file, in the order of the slow set's sample.
 """

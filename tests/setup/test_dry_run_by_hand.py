@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness import make_config
 from toy import Quadratic
 
+from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.local import Local
-from fedtorch.config.schema import ClientConfig
+from fedtorch.compression.compressors import TopK
+from fedtorch.config.schema import ClientConfig, ServerConfig
 from fedtorch.planning.bench import Measured, step_key, write
 from fedtorch.planning.cost_model import Constants
 from fedtorch.planning.dry_run import describe
@@ -65,3 +68,14 @@ def test_the_first_weights_are_kept_by_rules_that_read_them_and_where_nothing_is
     alone = model_size(built_run(tmp_path, 1, algorithm=Local(), paradigm="local"))
     assert alone.keeps_initial and (alone.shared, alone.private, alone.item_bytes) == (1 << 20, 0, 4)
     assert model_size(built_run(tmp_path)).update_bytes == 1 << 30
+
+
+@pytest.mark.parametrize(("exchange", "down"), [("star", 7.9), ("replicated", 31.5), ("allreduce", 7.9)])
+def test_a_message_goes_to_the_server_and_its_choice_to_all_or_every_message_does(
+    exchange: Any, down: float, tmp_path: Path
+) -> None:
+    """A quarter of the numbers and a bit for each place: 1.125 MiB from each of four clients, to seven ranks."""
+    topk, step = TopK(ratio=0.25), ServerConfig(optimizer="sgd", lr=1.0)
+    rule = FedAssistant(payload="delta", compression="topk", topk=topk, exchange=exchange, weights="equal")
+    text = describe(built_run(tmp_path, algorithm=rule, server=step), num_ranks=8)
+    assert f"per round at most {down} MiB down and 4.5 MiB up, 4 clients" in text
