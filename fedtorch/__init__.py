@@ -9,6 +9,7 @@ from fedtorch.core.version import VERSION as __version__  # noqa: F401
 if TYPE_CHECKING:
     from fedtorch.algorithms.base import Algorithm as Algorithm
     from fedtorch.algorithms.base import Updates as Updates
+    from fedtorch.algorithms.limits import Limits as Limits
     from fedtorch.algorithms.message import MessageAlgorithm as MessageAlgorithm
     from fedtorch.api.audit import audit_run as audit_run
     from fedtorch.api.partition import partition as partition
@@ -57,6 +58,7 @@ _PUBLIC = {
     "Interrupted": "fedtorch.core.errors",
     "Algorithm": "fedtorch.algorithms.base",
     "Updates": "fedtorch.algorithms.base",
+    "Limits": "fedtorch.algorithms.limits",
     "MessageAlgorithm": "fedtorch.algorithms.message",
     "ClientJob": "fedtorch.train.job",
     "Report": "fedtorch.core.update",
@@ -85,6 +87,7 @@ __all__ = [
     "Finding",
     "Interrupted",
     "Layout",
+    "Limits",
     "MessageAlgorithm",
     "Report",
     "RunResult",

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from fedtorch.algorithms.limits import NAMES, Limits
 from fedtorch.core.client import ClientState
 from fedtorch.core.overrides import definer, overrides
 from fedtorch.core.places import Places
-from fedtorch.core.renamed import accept_old_names
+from fedtorch.core.renamed import refuse_old_names
 from fedtorch.core.server import ServerState
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report, Update
@@ -68,8 +69,12 @@ class Updates(Protocol):
         ...
 
 
-OLD_NAMES = {"exchanged": "exchanged_vectors", "judged_weights": "eval_weights"}
-"""Members that algorithms of version 0.1 may define -> what they are called now."""
+OLD_NAMES = {name: f"limits.{name}" for name in NAMES} | {
+    "exchanged": "exchanged_vectors",
+    "judged_weights": "eval_weights",
+    "why_not_ahead": "own_weight",
+}
+"""Members that an algorithm may have defined before -> what says the same now."""
 OF_CLIENTS = {"client_update", "correction", "report"}
 """Members that get a ClientJob while a client trains."""
 
@@ -88,30 +93,28 @@ class Algorithm:
     empty. `server_update` replaces them; of one that only grew, what is new travels"""
     is_personal: ClassVar[bool] = False
     """clients are evaluated with models of their own, each at its home"""
-    needs_labels: ClassVar[bool] = True
-    """do clients train on the task's own loss?"""
-    trains_server: ClassVar[bool] = False
-    """does the server train on data of its own? True for every class that defines `server_train`"""
-    steps_with_optimizer: ClassVar[bool] = True
-    """does `server_update` take a step of `server.optimizer`, whose buffers a checkpoint must then have? False for
-    every class that defines `server_update` and does not say otherwise"""
-    reads_initial: ClassVar[bool] = True
-    """may clients ask for w^0 (`ClientJob.initial`)? Where not, no rank keeps it. True for every class that defines
-    what clients do and does not say otherwise"""
-
-    reads_num_rounds: ClassVar[bool] = False
-    """does the rule read how many rounds the run has (`ServerState.num_rounds`, `ClientJob.rounds`)? Then a run cannot
-    go on with more of them than it was begun with"""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        accept_old_names(cls, OLD_NAMES)
-        if definer(cls, "server_train") is cls:
-            cls.trains_server = True
-        if definer(cls, "server_update") is cls and definer(cls, "steps_with_optimizer") is not cls:
-            cls.steps_with_optimizer = False
-        if definer(cls, "reads_initial") is not cls and any(definer(cls, name) is cls for name in OF_CLIENTS):
-            cls.reads_initial = True
+        refuse_old_names(cls, OLD_NAMES)
+
+    @property
+    def limits(self) -> Limits:
+        """Needs of the algorithm, and what it cannot be combined with.
+
+        A class changes what these functions of its own mean: `replace(super().limits, precisions=("fp32", "bf16"))`.
+        `steps_with_optimizer` is False for one with a `server_update`, and `reads_initial` True for one from outside
+        this package that says what clients do.
+        """
+        cls = type(self)
+        of_clients = [base for name in OF_CLIENTS if (base := definer(cls, name)) is not None]
+        return Limits(
+            weighting=str(getattr(self, "weights", "equal")),
+            is_sum=not overrides(cls, "aggregate", Algorithm),
+            trains_server=overrides(cls, "server_train", Algorithm),
+            steps_with_optimizer=not overrides(cls, "server_update", Algorithm),
+            reads_initial=not all(base.__module__.startswith("fedtorch.") for base in of_clients),
+        )
 
     def check(self, hp: ClientConfig) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
@@ -121,76 +124,6 @@ class Algorithm:
 
     def check_server(self, server: ServerConfig) -> None:
         """Called when a config is read, with its `server` section; raises ConfigError for what cannot work."""
-
-    @property
-    def engines(self) -> tuple[str, ...]:
-        """The kinds of engine it works on: `torch`; `deepspeed`, or `deepspeed/0` to `deepspeed/3` for single stages.
-
-        One that touches the engine's module, parameters or gradients by itself, other than in a `before_step` hook
-        through `trained_shared`, `shared_gradients` and `forget_gradients`, needs `torch`: under DeepSpeed such changes
-        would be lost. One whose loss runs the model in its own way sets `whole_passes` in the task that it trains with.
-        """
-        return ("torch", "deepspeed")
-
-    @property
-    def why_not_deepspeed(self) -> str:
-        """Reason why `engines` says no, as a clause after the algorithm's name."""
-        return "works on the model's own parameters and gradients"
-
-    @property
-    def why_not_private(self) -> str:
-        """Why it cannot keep client-level privacy, as a clause after its name; empty: nothing is against it.
-
-        With privacy a round is one sum of clipped updates, all of the same places and with public weights, and the
-        step looks at nothing else that depends on clients. A class that has functions of its own for that, and keeps to
-        it, says so by returning nothing here.
-        """
-        cls, own = type(self), "of its own, in which it may look at more than the sum"
-        if not self.exchanged_vectors:
-            return "exchanges nothing, so nothing is released"
-        if not self.is_sum:
-            return f"combines updates in a way {own}"
-        if definer(cls, "weigh") is not definer(cls, "weighting"):
-            return "weighs clients in a way of its own, by numbers that depend on their data"
-        if overrides(cls, "server_update", Algorithm):
-            return f"takes the server's step in a way {own}"
-        if self.weighting != "equal":
-            return f"weighs clients by {self.weighting}, which depends on their data; set algorithm.weights to equal"
-        return ""
-
-    @property
-    def is_sum(self) -> bool:
-        """Is `aggregate` the weighted sum of the updates, and nothing else?"""
-        return not overrides(type(self), "aggregate", Algorithm)
-
-    @property
-    def why_not_ahead(self) -> str:
-        """Why the scale of its sum cannot be fixed before a round, as a clause after its name; empty: it can.
-
-        For that a round must be one sum, and a client's weight known when the client is done: see `own_weight`.
-        """
-        if not self.exchanged_vectors:
-            return "exchanges nothing, so nothing is summed"
-        if not self.is_sum:
-            return "combines updates in a way of its own, which is no single sum"
-        cls = type(self)
-        if definer(cls, "weigh") is not definer(cls, "own_weight") or self.own_weight(_ANY) is None:
-            return "has weights that are known only when all clients are done"
-        return ""
-
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """The values of `engine.precision` it works with.
-
-        One that takes gradients by itself, other than through `Engine.step`, has no loss scale and cannot use fp16.
-        One that runs the engine's module by itself does so inside `Engine.autocast`.
-        """
-        return ("fp32", "bf16", "fp16")
-
-    @property
-    def trains_clients(self) -> bool:
-        """Do clients take part? If not, a round is the server's training alone."""
-        return True
 
     def server_train(self, server: ServerState, job: ClientJob | None) -> None:
         """The server's own training, before the first round and after each; nothing by default.
@@ -208,14 +141,6 @@ class Algorithm:
         """
         raise NotImplementedError
 
-    @property
-    def weighting(self) -> str:
-        """Rule that `weigh` goes by, as in the algorithm's YAML; `equal`: every draw of a client counts the same.
-
-        Size-proportional sampling (`clients.sampling`) favours large clients by itself and asks for `equal`.
-        """
-        return "equal"
-
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """One weight per accepted report, in the same order."""
         raise NotImplementedError
@@ -224,7 +149,7 @@ class Algorithm:
         """The number a_i of which `weigh` makes a_i / Σ a_j, from what is known when this client is done.
 
         0 where the client cannot count. None: there is no such number, in no round. Where a class defines it, it must
-        fit the `weigh` of that same class. See `why_not_ahead`.
+        fit the `weigh` of that same class. See `sums.why_not_ahead`.
         """
         return None
 
@@ -288,6 +213,3 @@ class Algorithm:
     def stateful(self, private: Layout) -> bool:
         """Does a client keep anything that a later round needs? Then it trains at its home worker only."""
         return self.is_personal or private.size > 0
-
-
-_ANY = Report("any", examples=1)

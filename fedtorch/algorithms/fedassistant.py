@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.compression.compressors import Compressor, Feedback, Quantise, TopK, give_back, with_feedback
 from fedtorch.compression.payload import Sparse, decode, encode
 from fedtorch.compression.slices import Selection, nonzero
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.norms import norm_and_max
+from fedtorch.core.overrides import overrides
 from fedtorch.core.seeds import seed_for
 from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import LEFT_OUT, SERVER_STEPS
@@ -40,8 +42,6 @@ class FedAssistant(FedAvg, MessageAlgorithm):
     weights and optimiser and takes the same step, so weights never travel after the first broadcast.
     """
 
-    reads_initial: ClassVar[bool] = False
-    steps_with_optimizer: ClassVar[bool] = True
     weights: Literal["equal"] = "equal"
     """every client counts the same"""
     payload: Literal["gradient", "delta"] = "gradient"
@@ -110,9 +110,15 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         return {"none": None, "topk": self.topk, "quantise": self.quantise}[self.compression]
 
     @property
-    def precisions(self) -> tuple[str, ...]:
-        """With `payload: gradient` there is no step to be left out when fp16 overflows."""
-        return ("fp32", "bf16") if self.payload == "gradient" else super().precisions
+    def limits(self) -> Limits:
+        """Messages have sums alone; with `payload: gradient` there is no step to be left out when fp16 overflows."""
+        usual = super().limits
+        return replace(
+            usual,
+            precisions=("fp32", "bf16") if self.payload == "gradient" else usual.precisions,
+            steps_with_optimizer=not overrides(type(self), "server_update", FedAssistant),
+            why_not_robust="sends what is left over of earlier rounds, and messages in place of vectors",
+        )
 
     def check(self, hp: ClientConfig) -> None:
         """A gradient is that of one step.
@@ -177,11 +183,6 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         return give_back(residual, sent, job.received["step"])
 
     # --- the server's, on every rank where messages travel
-
-    @property
-    def why_not_robust(self) -> str:
-        """Messages have sums alone."""
-        return "sends what is left over of earlier rounds, and messages in place of vectors"
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """1/N; `literal` has another 1/N from the printed algorithm, which divides at the client and at the server."""

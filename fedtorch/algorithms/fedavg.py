@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from fedtorch.algorithms.adapters.error import figures
 from fedtorch.algorithms.base import Algorithm, Updates
+from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.loss_reduction import LossReduction
-from fedtorch.algorithms.robust.base import kept_counts, rule_of
+from fedtorch.algorithms.measures import of_combination
+from fedtorch.algorithms.robust.base import rule_of
 from fedtorch.algorithms.weighting import alone, normalised
 from fedtorch.core.choices import Named
 from fedtorch.core.errors import ConfigError
@@ -34,7 +35,6 @@ class FedAvg(Algorithm):
     the FedOpt family of Reddi et al. 2020.
     """
 
-    reads_initial: ClassVar[bool] = False
     weights: Literal["size", "equal", "loss_reduction", "lorar"] = "size"
     """what a client's weight in the average is proportional to: n_i, 1, ΔL_i, or n_i ΔL_i"""
     loss_reduction: LossReduction = field(default_factory=LossReduction)
@@ -49,11 +49,6 @@ class FedAvg(Algorithm):
         job.send_difference(job.received["weights"])
         return self.report(job, curve)
 
-    @property
-    def weighting(self) -> str:
-        """`weights`."""
-        return self.weights
-
     def correction(self, job: ClientJob) -> GradientHook | None:
         """Term that is added to every step's gradient; nothing for FedAvg. FedProx and SCAFFOLD override this."""
         return None
@@ -67,30 +62,23 @@ class FedAvg(Algorithm):
         return alone(self.weights, report)
 
     @property
-    def is_sum(self) -> bool:
-        """Without a rule in place of it."""
-        return self.robust is None and not overrides(type(self), "aggregate", FedAvg)
-
-    @property
-    def why_not_robust(self) -> str:
-        """Why `robust` cannot be set, as a clause after the algorithm's name; empty where it can."""
-        if overrides(type(self), "aggregate", FedAvg):
-            return "combines updates in a way of its own"
-        return "" if len(self.exchanged_vectors) == 1 else "does not send one vector of updates"
+    def limits(self) -> Limits:
+        """With a rule in place of the sum it is none; and there can be one for one vector, which is summed as here."""
+        is_own = overrides(type(self), "aggregate", FedAvg)
+        why_not = "" if len(self.exchanged_vectors) == 1 else "does not send one vector of updates"
+        return replace(
+            super().limits,
+            is_sum=self.robust is None and not is_own,
+            why_not_robust="combines updates in a way of its own" if is_own else why_not,
+        )
 
     def aggregate(self, updates: Updates, weights: Sequence[float]) -> Tensor:
         """The weighted sum, or what `robust` makes of it."""
         return updates.weighted_sum(weights) if self.robust is None else rule_of(self.robust).combine(updates, weights)
 
     def measure(self, server: ServerState, updates: Updates, weights: Sequence[float]) -> Mapping[str, float]:
-        """How many updates `robust` left out and shrank.
-
-        Of adapters what is lost by averaging A and B one by one, see `adapters.error`; takes every update once.
-        """
-        counts = kept_counts(updates.kept)
-        if server.layout is None:
-            return counts
-        return counts | figures(server.layout, server.private, server.weights, updates, weights)
+        """Counts of what `robust` did; of adapters also what averaging loses."""
+        return of_combination(server, updates, weights)
 
     def report(self, job: ClientJob, curve: LossCurve, **extra: float) -> Report:
         """The client's numbers of the round, with ΔL_i under `loss_reduction`; `norm` and `max_abs` come later."""

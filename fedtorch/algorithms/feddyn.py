@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.limits import Limits
+from fedtorch.core.overrides import overrides
 from fedtorch.core.ranges import Positive
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
@@ -31,12 +33,17 @@ class FedDyn(FedAvg):
     all clients' losses, each counted alike, also where clients differ.
     """
 
-    reads_initial: ClassVar[bool] = False
-    steps_with_optimizer: ClassVar[bool] = True
     weights: Literal["equal"] = "equal"
     """the paper's mean is unweighted, also over clients that were drawn more than once"""
     alpha: Positive = 0.01
     """strength of the pull towards the received weights; the smaller, the longer a client's own steps may be"""
+
+    @property
+    def limits(self) -> Limits:
+        """h is the mean of all g_i only if every update counts as it is; the optimiser steps along it."""
+        why_not = "keeps the mean of what its clients keep, which another rule would not give"
+        steps = not overrides(type(self), "server_update", FedDyn)
+        return replace(super().limits, why_not_robust=why_not, steps_with_optimizer=steps)
 
     def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
         """g_i and h."""
@@ -70,11 +77,6 @@ class FedDyn(FedAvg):
             return 0.5 * torch.stack([product.sum() for product in torch._foreach_mul(added, moved)]).sum()
 
         return bend
-
-    @property
-    def why_not_robust(self) -> str:
-        """The server's h is the mean of all g_i only if every update counts as it is."""
-        return "keeps the mean of what its clients keep, which another rule would not give"
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """1/|P|, however often a client was drawn: else h would not be the mean of the g_i."""

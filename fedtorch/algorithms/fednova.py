@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
-from typing import ClassVar
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
+from fedtorch.algorithms.limits import Limits
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.update import Report
 from fedtorch.train.engine import GradientHook
@@ -24,7 +24,6 @@ class FedNova(FedAvg):
     tau_eff·p_i/‖a_i‖₁, which may add up to more or less than 1. Equal numbers of steps give FedAvg.
     """
 
-    reads_initial: ClassVar[bool] = False
     mu: float = 0.0
     """proximal term of the local objective, as in FedProx; changes ‖a_i‖₁"""
 
@@ -50,9 +49,10 @@ class FedNova(FedAvg):
         return proximal(job.engine, job.received["weights"], self.mu)
 
     @property
-    def why_not_robust(self) -> str:
+    def limits(self) -> Limits:
         """Its weights are no shares."""
-        return "weighs updates by their steps, with weights that are no shares of a whole"
+        why_not = "weighs updates by their steps, with weights that are no shares of a whole"
+        return replace(super().limits, why_not_robust=why_not)
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """tau_eff·p_i/‖a_i‖₁ with p_i as in `weights`; a client that took no step weighs 0."""

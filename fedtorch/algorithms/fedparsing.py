@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.mean_teacher import Comparable, Consistency, MeanTeacher, Student, Teacher, matching
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import Share
@@ -78,8 +79,6 @@ class FedParsing(Algorithm):
     w_avg, and that is what is evaluated and sent next. What a client does not train comes back as it was.
     """
 
-    needs_labels: ClassVar[bool] = False
-
     group: Literal["hydranet", "hydranet_mlm", "fedparsing", "fedparsing_ema"] = "fedparsing_ema"
     """clients: none; masked words; a teacher that is frozen; a teacher that is a moving average of the student"""
     student: Student = field(default_factory=Student)
@@ -133,9 +132,10 @@ class FedParsing(Algorithm):
             )
 
     @property
-    def trains_clients(self) -> bool:
-        """All groups but the supervised one."""
-        return self.group != "hydranet"
+    def limits(self) -> Limits:
+        """Clients have no labels; in the supervised group they take no part. A student may begin with w^0."""
+        has_clients = self.group != "hydranet"
+        return replace(super().limits, needs_labels=False, trains_clients=has_clients, reads_initial=True)
 
     def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
         """The student's decoder, where it goes on from round to round."""

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtorch.algorithms import pseudo
 from fedtorch.algorithms.fewfedweight import FewFedWeight
+from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.token_weights import TokenWeighting
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.state_keys import PERSONAL
@@ -96,9 +97,9 @@ class MetaWeighting(FewFedWeight):
     gold answers (as printed)"""
 
     @property
-    def precisions(self) -> tuple[str, ...]:
+    def limits(self) -> Limits:
         """The derivatives that make the weights have no loss scale."""
-        return ("fp32", "bf16")
+        return replace(super().limits, precisions=("fp32", "bf16"))
 
     def client_update(self, job: ClientJob) -> Report:
         """Label, train the personal model on weighted pairs of rows, send its difference from the received one."""

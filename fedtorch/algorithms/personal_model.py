@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.limits import Limits
 from fedtorch.core.client import ClientState
 from fedtorch.core.state_keys import PERSONAL
 from fedtorch.core.weights import Layout
@@ -19,6 +20,11 @@ class PersonalModel(FedAvg):
     """FedAvg beside which every client has a model, `PERSONAL` in its state; a rule derived from it trains that."""
 
     is_personal: ClassVar[bool] = True
+
+    @property
+    def limits(self) -> Limits:
+        """A client's own model begins with the initial weights."""
+        return replace(super().limits, reads_initial=True)
 
     def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
         """The client's own model."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from fedtorch.algorithms.fedprox import proximal
+from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.personal_model import PersonalModel
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.state_keys import PERSONAL
@@ -25,13 +26,17 @@ class PFedMe(PersonalModel):
     sgd` with lr beta (or `none` for beta 1).
     """
 
-    reads_initial: ClassVar[bool] = False
     lam: float = 15.0
     """lambda, the pull of theta towards w"""
     eta: float = 0.005
     """step size of w towards theta"""
     inner_steps: int = 5
     """optimiser steps per minimisation; their rate is client.lr"""
+
+    @property
+    def limits(self) -> Limits:
+        """A client's own model is made anew in every round."""
+        return replace(super().limits, reads_initial=False)
 
     def check(self, hp: ClientConfig) -> None:
         """Every minimisation starts its optimiser afresh."""

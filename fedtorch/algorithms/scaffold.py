@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.weighting import alone, normalised
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.overrides import overrides
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
@@ -30,8 +32,6 @@ class Scaffold(FedAvg):
     `server.optimizer: sgd`, or 1 with `none`.
     """
 
-    reads_initial: ClassVar[bool] = False
-    steps_with_optimizer: ClassVar[bool] = True
     exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights", "control")
     weights: Literal["equal"] = "equal"
     """the paper's means are unweighted"""
@@ -41,19 +41,14 @@ class Scaffold(FedAvg):
     """allow other client optimisers than plain SGD, for which S·lr is not the right scale of option II"""
 
     @property
-    def engines(self) -> tuple[str, ...]:
-        """Option I takes gradients outside a step."""
-        return ("torch",) if self.option == "I" else super().engines
-
-    @property
-    def why_not_deepspeed(self) -> str:
-        """DeepSpeed ties a gradient to its step."""
-        return "with option I takes a gradient over all its data, which belongs to no step"
-
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """Precisions that it trains in: with option I not fp16, for outside a step nobody takes the loss scale out."""
-        return ("fp32", "bf16") if self.option == "I" else super().precisions
+    def limits(self) -> Limits:
+        """With option I gradients are taken outside a step: DeepSpeed has none, and nobody takes fp16's scale out."""
+        steps = not overrides(type(self), "server_update", Scaffold)
+        usual = replace(super().limits, steps_with_optimizer=steps)
+        if self.option == "II":
+            return usual
+        why_not = "with option I takes a gradient over all its data, which belongs to no step"
+        return replace(usual, engines=("torch",), why_not_deepspeed=why_not, precisions=("fp32", "bf16"))
 
     def check(self, hp: ClientConfig) -> None:
         """Refuses what the paper's formula does not cover, unless `force`."""

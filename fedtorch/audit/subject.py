@@ -136,7 +136,7 @@ class Subject:
             return "clients send nothing"
         if context.has_messages:
             return "clients send compressed messages, which this attack does not read"
-        if not context.algorithm.trains_clients:
+        if not context.algorithm.limits.trains_clients:
             return "clients do not train"
         if not any(bool(flat.any()) for flat in self.updates.values()):
             return (

@@ -26,7 +26,7 @@ def with_rule(algorithm: Any, name: str, clients: ClientsConfig, tree: Tree) -> 
     value = getattr(algorithm, "robust", None)
     if value is None:
         return algorithm, []
-    if why := algorithm.why_not_robust:
+    if why := algorithm.limits.why_not_robust:
         return algorithm, [
             f"algorithm.robust is set{at(tree, KEY)} but `{name}` {why}, so no rule can take the place of a weighted "
             "sum; remove it, or choose another algorithm.name"

@@ -1,8 +1,7 @@
-"""Old names in code from outside this package: members that it overrides, modules that it imports."""
+"""Old names in code from outside this package, for errors: members that it overrides, modules that it imports."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 MODULES = {
@@ -24,24 +23,21 @@ MODULES = {
 """Modules of version 0.1 that an algorithm or task may have imported -> where they are now."""
 
 
-def accept_old_names(cls: type, names: Mapping[str, str]) -> None:
-    """Let a subclass override members by names that they no longer have; to be called by `__init_subclass__`.
+def refuse_old_names(cls: type, names: Mapping[str, str]) -> None:
+    """Refuse members by names that they no longer have; to be called by `__init_subclass__`.
 
-    names: old -> new. What `cls` itself defines under an old name becomes its member of the new one, with a warning.
-    Otherwise it would be ignored without a word, and the class would do something else than its author wrote.
+    Otherwise one would be ignored without a word, and the class would do something else than its author wrote.
+
+    names: old -> new.
 
     Raises:
-        TypeError: `cls` defines a member under both names.
+        TypeError: `cls` itself defines one of them.
     """
-    for old, new in names.items():
-        if old not in vars(cls):
-            continue
-        if new in vars(cls):
-            raise TypeError(f"{cls.__qualname__} defines both `{old}` and `{new}`, its name now; remove `{old}`")
-        setattr(cls, new, vars(cls)[old])
-        warnings.warn(
-            f"{cls.__qualname__} defines `{old}`, which is called `{new}` now; rename it", FutureWarning, stacklevel=3
-        )
+    for old in names:
+        if old in vars(cls):
+            raise TypeError(
+                f"{cls.__qualname__} defines `{old}`, which is `{names[old]}` now; see docs/adding-an-algorithm.md"
+            )
 
 
 def moved(error: Exception) -> str:

@@ -53,7 +53,7 @@ def _whys(config: Config, before: int, done: int) -> Iterator[str]:
         yield f"{key}: the server's rate in every round depends on how many there are"
     if config.privacy.epsilon is not None:
         yield f"privacy.epsilon is {config.privacy.epsilon}, a promise about {before} rounds by which the noise was set"
-    if config.algorithm.reads_num_rounds:
+    if config.algorithm.limits.reads_num_rounds:
         yield f"algorithm.name is {config.algorithm_name}, whose rule reads how many rounds there are"
     if config.eval.every and done == before and before % config.eval.every:
         yield (

@@ -254,7 +254,7 @@ class ModelSize:
     update_bytes: int
     """`system.update_memory_mb`, in bytes: more updates than that wait in files."""
     keeps_initial: bool = True
-    """Are the initial weights kept, `Algorithm.reads_initial`?"""
+    """Are the initial weights kept, `Limits.reads_initial`?"""
 
 
 def memory(work: RoundWork, model: ModelSize, constants: Constants, rank: int) -> int:

@@ -94,11 +94,11 @@ def _needed(context: RoundContext, saved: ServerState, round: int) -> Iterator[s
     yield from algorithm.exchanged_vectors
     if algorithm.exchanged_vectors and keys.BEST_ROUND in numbers:
         yield keys.BEST
-    stepped = algorithm.trains_clients and round > numbers.get(keys.VOID_ROUNDS, 0)
+    stepped = algorithm.limits.trains_clients and round > numbers.get(keys.VOID_ROUNDS, 0)
     if not algorithm.exchanged_vectors or not stepped:
         return
     yield from algorithm.needed_entries(context.components.engine.shared, of_server=True)
-    if not algorithm.steps_with_optimizer:
+    if not algorithm.limits.steps_with_optimizer:
         return
     if rule.optimizer in ("adam", "yogi", "adagrad", "adamw"):
         yield from (keys.FIRST_MOMENT, keys.SECOND_MOMENT, keys.SERVER_STEPS)

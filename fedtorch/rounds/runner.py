@@ -122,7 +122,7 @@ class Runner:
         context, config = self.context, self.components.config
         self.weights, self.figures = {}, {}
         context.progress.is_training = True
-        reports = self._clients_round() if context.algorithm.trains_clients else []
+        reports = self._clients_round() if context.algorithm.limits.trains_clients else []
         context.progress.is_training = False
         context.progress.round += 1
         try:
@@ -134,7 +134,7 @@ class Runner:
         is_last = context.round == config.rounds or self.evaluation.best.has_stopped
         if is_last or context.round % config.checkpoint.every == 0:
             self.saving.begin()
-            if is_last or not (config.checkpoint.overlap and context.algorithm.trains_clients):
+            if is_last or not (config.checkpoint.overlap and context.algorithm.limits.trains_clients):
                 self.saving.finish()
 
     def _clients_round(self) -> list[Report]:
@@ -175,7 +175,7 @@ class Runner:
     def _server_train_if_due(self) -> None:
         """The server's own training, unless it was done in this round; a signal during it leaves it to be repeated."""
         context, algorithm = self.context, self.components.algorithm
-        if not algorithm.trains_server:
+        if not algorithm.limits.trains_server:
             return
         if context.server.numbers.get(SERVER_TRAINED, -1) >= context.round:  # equal on all ranks, see `restore`
             return
@@ -217,7 +217,7 @@ class Runner:
                 context.comm.broadcast(part.view(-1))
         context.begin()
         engine.adopt_initial(context.spill)
-        is_needed = context.algorithm.reads_initial or self.components.is_engine_shared
+        is_needed = context.algorithm.limits.reads_initial or self.components.is_engine_shared
         if context.algorithm.exchanged_vectors and not is_needed:
             engine.forget_initial()
 

@@ -124,7 +124,7 @@ class BuiltRun(Plan):
 
     def idle_base(self, rank: int) -> list[str]:
         """The untrained parameters that this rank only compares: it neither trains nor evaluates with them."""
-        if self.topology.worker_of(rank) is not None or self.algorithm.trains_server:
+        if self.topology.worker_of(rank) is not None or self.algorithm.limits.trains_server:
             return []
         return list(self.task.unsaved(self.engine.module))
 

@@ -60,7 +60,7 @@ def clients_are_the_tasks(plan: Plan) -> None:
 
 def every_draw_counts(plan: Plan) -> None:
     """Where clients, large ones above all, are drawn more than once, each draw counts and nothing but the draws."""
-    weighting = plan.algorithm.weighting
+    weighting = plan.algorithm.limits.weighting
     if plan.sampler.with_replacement and weighting != "equal":
         raise ConfigError(
             f"clients.sampling is {type(plan.sampler).__name__}, which draws with replacement, and algorithm.weights "
@@ -95,7 +95,7 @@ def someone_has_labels(plan: Plan) -> None:
             f"paradigm is {config.paradigm} but the clients of the task `{config.task_name}` hold no labels, so "
             "there is nothing to train on without a server; set paradigm to federated"
         )
-    if plan.algorithm.needs_labels:
+    if plan.algorithm.limits.needs_labels:
         raise ConfigError(
             f"algorithm.name is {config.algorithm_name} but the clients of the task `{config.task_name}` hold no "
             "labels; set algorithm.name to one that needs none, such as fedparsing"
@@ -127,7 +127,7 @@ def batches_by_length_have_lengths(plan: Plan) -> None:
 def the_algorithm_takes_the_precision(plan: Plan) -> None:
     """Gradients that an algorithm takes by itself have no loss scale."""
     precision = plan.config.engine.precision
-    if precision not in plan.algorithm.precisions:
+    if precision not in plan.algorithm.limits.precisions:
         raise ConfigError(
             f"engine.precision is {precision} but algorithm.name is {plan.config.algorithm_name}, which with these "
             "settings takes gradients that no loss scale follows; set engine.precision to bf16 or fp32"
@@ -150,10 +150,10 @@ def deepspeed_is_installed(plan: Plan) -> None:
 def the_algorithm_takes_deepspeed(plan: Plan) -> None:
     """Refuse an algorithm whose own changes of parameters or gradients DeepSpeed would lose."""
     engine, algorithm = plan.config.engine, plan.algorithm
-    if engine.kind == "deepspeed" and not {"deepspeed", f"deepspeed/{engine.stage}"} & {*algorithm.engines}:
+    if engine.kind == "deepspeed" and not {"deepspeed", f"deepspeed/{engine.stage}"} & {*algorithm.limits.engines}:
         raise ConfigError(
             f"engine.kind is deepspeed and engine.stage {engine.stage} but algorithm.name is "
-            f"{plan.config.algorithm_name}, which {algorithm.why_not_deepspeed}; set engine.kind to torch"
+            f"{plan.config.algorithm_name}, which {algorithm.limits.why_not_deepspeed}; set engine.kind to torch"
         )
 
 

@@ -85,7 +85,7 @@ def about_rates(plan: Plan) -> Iterator[str]:
     config = plan.config
     if not config.rounds:
         return
-    if plan.algorithm.trains_clients and not isinstance(plan.algorithm, MessageAlgorithm):
+    if plan.algorithm.limits.trains_clients and not isinstance(plan.algorithm, MessageAlgorithm):
         if all(hp.lr == 0 and not hp.relative_step for hp in plan.settings):
             yield "client.lr is 0 for all clients, so their training changes nothing"
     server = config.server

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedtorch.algorithms.message import MessageAlgorithm
+from fedtorch.algorithms.sums import why_not_private
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
 from fedtorch.core.mechanism import Mechanism
@@ -73,7 +74,7 @@ def the_sum_is_enough(plan: Plan, why: str, of_messages: str) -> None:
             f"{why}algorithm.name is {name}, whose clients send compressed messages{of_messages}; choose another "
             "algorithm"
         )
-    if reason := algorithm.why_not_private:
+    if reason := why_not_private(algorithm):
         raise ConfigError(f"{why}algorithm.name is {name}, which {reason}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedtorch.algorithms.message import MessageAlgorithm
+from fedtorch.algorithms.sums import why_not_ahead
 from fedtorch.core.errors import ConfigError
 from fedtorch.setup.plan import Plan
 
@@ -47,7 +48,7 @@ def weights_are_known_of_each_client(plan: Plan) -> None:
     name, algorithm = plan.config.algorithm_name or type(plan.algorithm).__name__, plan.algorithm
     if isinstance(algorithm, MessageAlgorithm):
         raise ConfigError(f"{WHY}algorithm.name is {name}, whose clients send compressed messages; {INSTEAD}")
-    if reason := algorithm.why_not_ahead:
+    if reason := why_not_ahead(algorithm):
         raise ConfigError(f"{WHY}algorithm.name is {name}, which {reason}; {INSTEAD}")
 
 

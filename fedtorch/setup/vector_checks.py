@@ -55,7 +55,10 @@ def evaluations_can_wait(plan: Plan, engine: Engine) -> None:
     rule, name = plan.algorithm, plan.config.algorithm_name
     for is_so, why in (
         (not rule.exchanged_vectors, "clients send nothing, so no round waits for another's scores"),
-        (not rule.trains_clients, f"with algorithm.name {name} no client trains, so there is no round to wait for"),
+        (
+            not rule.limits.trains_clients,
+            f"with algorithm.name {name} no client trains, so no round is waited for",
+        ),
         (keeps_state(plan.config, rule, engine.private), "clients keep a state, which the next training changes"),
     ):
         if is_so:

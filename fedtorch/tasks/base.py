@@ -9,22 +9,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from fedtorch.core.renamed import accept_old_names
-
 Scores = dict[str, tuple[float, int]]
 
 SERVER = "server"
 """The name under which the server's own training examples are loaded; no client may have it."""
-
-
-OLD_NAMES = {
-    "judges_loss": "evaluates_loss",
-    "judged_parts": "eval_batches",
-    "measured": "pop_counters",
-    "owners": "parameter_owners",
-    "judge_labels": "evaluate_labels",
-}
-"""Members that tasks of version 0.1 may define -> what they are called now."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +35,6 @@ class Task:
     """those of them whose name a metric of one's own may have, which then takes its place"""
     chosen: ClassVar[Mapping[str, Any]] = {}
     """what it asks for; set by `with_metrics` in the task that this returns"""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        accept_old_names(cls, OLD_NAMES)
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split, in the clients' order. Cheap: read on every rank, no client's text."""

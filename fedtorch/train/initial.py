@@ -51,7 +51,7 @@ class InitialVectors:
     def _kept(self) -> Tensor:
         if self._shared is None:
             raise FedtorchError(
-                "the initial weights were let go of, as the algorithm's `reads_initial` is False; set it to True in "
-                "the class that asks for them (a second run of the same components needs new ones)"
+                "the initial weights were let go of, as `limits.reads_initial` of the algorithm is False; set it to "
+                "True in the class that asks for them (a second run of the same components needs new ones)"
             )
         return self._shared

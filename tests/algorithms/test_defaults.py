@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg, FedOpt
+from fedtorch.algorithms.feddyn import FedDyn
+from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
+from fedtorch.algorithms.sums import why_not_private
 from fedtorch.config.registry import named_class
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
@@ -49,11 +52,18 @@ class Inherits(Trains):
 def test_an_algorithm_that_says_nothing() -> None:
     rule = Least()
     assert rule.exchanged_vectors == ("weights",) and rule.varying_vectors == ()
-    assert (rule.is_personal, rule.needs_labels, rule.trains_clients, rule.trains_server) == (False, True, True, False)
-    assert Trains().trains_server and Inherits().trains_server
-    assert rule.engines == ("torch", "deepspeed") and rule.precisions == ("fp32", "bf16", "fp16")
-    assert rule.weighting == "equal" and rule.why_not_private == ""
+    limits = rule.limits
+    assert not rule.is_personal and limits.needs_labels and limits.trains_clients and not limits.trains_server
+    assert Trains().limits.trains_server and Inherits().limits.trains_server
+    assert limits.engines == ("torch", "deepspeed") and limits.precisions == ("fp32", "bf16", "fp16")
+    assert limits.weighting == "equal" and why_not_private(rule) == "" and limits.is_sum
     assert rule.sent_places(ONE, "a", 0) is rule.received_places(ONE, "a", 0) is rule.broadcast_places(ONE, 0) is None
+
+
+def test_nothing_is_against_an_algorithm_of_which_nothing_is_known() -> None:
+    limits = Limits()
+    assert limits.is_sum and limits.steps_with_optimizer and limits.reads_initial
+    assert not limits.trains_server and not limits.reads_num_rounds and limits.why_not_private is None
 
 
 @dataclass(frozen=True)
@@ -68,19 +78,27 @@ class Corrects(FedAvg):
 class Knows(Corrects):
     """The same, and says what it does not need."""
 
-    reads_initial: ClassVar[bool] = False
+    @property
+    def limits(self) -> Limits:
+        """Nothing of the start."""
+        return replace(super().limits, reads_initial=False)
 
     def correction(self, job: Any) -> None:
         """Nothing."""
 
 
+def limits_of(name: str) -> Limits:
+    limits: Limits = named_class("algorithm", name, "")().limits
+    return limits
+
+
 def test_who_may_ask_for_the_initial_weights() -> None:
-    assert Least.reads_initial and not FedAvg.reads_initial and not FedOpt.reads_initial
-    assert Corrects.reads_initial and not Knows.reads_initial
+    assert not Least().limits.reads_initial and not FedAvg().limits.reads_initial
+    assert Corrects().limits.reads_initial and not Knows().limits.reads_initial
     for name in ("ditto", "fewfedweight", "silo_augmented", "metaweighting", "local", "fedparsing"):
-        assert named_class("algorithm", name, "").reads_initial, name
+        assert limits_of(name).reads_initial, name
     for name in ("fedprox", "scaffold", "feddyn", "fednova", "pfedme", "fedassistant", "hetlora", "flora", "rolora"):
-        assert not named_class("algorithm", name, "").reads_initial, name
+        assert not limits_of(name).reads_initial, name
 
 
 @dataclass(frozen=True)
@@ -95,18 +113,30 @@ class Steps(Algorithm):
 class StepsWithOptimizer(Steps):
     """The same, and says that the optimiser takes it."""
 
-    steps_with_optimizer: ClassVar[bool] = True
+    @property
+    def limits(self) -> Limits:
+        """Those of a rule with an optimiser's step."""
+        return replace(super().limits, steps_with_optimizer=True)
+
+    def server_update(self, *args: Any, **kwargs: Any) -> Any:
+        """Nothing."""
+
+
+@dataclass(frozen=True)
+class OwnStep(FedDyn):
+    """FedDyn with another step of its own."""
 
     def server_update(self, *args: Any, **kwargs: Any) -> Any:
         """Nothing."""
 
 
 def test_whose_step_is_the_optimisers() -> None:
-    assert Least.steps_with_optimizer and not Steps.steps_with_optimizer and StepsWithOptimizer.steps_with_optimizer
+    for rule, is_so in ((Least(), True), (Steps(), False), (StepsWithOptimizer(), True), (OwnStep(), False)):
+        assert rule.limits.steps_with_optimizer is is_so
     for name in ("fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedassistant", "ditto", "rolora"):
-        assert named_class("algorithm", name, "").steps_with_optimizer, name
+        assert limits_of(name).steps_with_optimizer, name
     for name in ("hetlora", "flora"):
-        assert not named_class("algorithm", name, "").steps_with_optimizer, name
+        assert not limits_of(name).steps_with_optimizer, name
 
 
 def test_a_client_with_private_numbers_or_a_model_of_its_own_keeps_something() -> None:
@@ -125,7 +155,7 @@ def test_a_message_algorithm_that_says_nothing() -> None:
     rule = Messages()
     said = (rule.combines_everywhere, rule.combines_in_slices, rule.keeps_left_out, rule.choice_varies)
     assert said == (False,) * 4 and rule.selection(ONE) is None and rule.kept_by_server == ()
-    assert rule.replicas_compared_every == 50
+    assert rule.replicas_compared_every == 50 and rule.choice_seed(ServerState({"weights": torch.zeros(1)})) == 0
     assert (message_bytes(rule, ONE), message_bytes(Least(), ONE)) == (7, 0)
     with pytest.raises(ConfigError, match="has `message_bytes` but is no MessageAlgorithm"):
         message_bytes(SimpleNamespace(message_bytes=lambda layout: 7), ONE)  # type: ignore[arg-type]
@@ -182,6 +212,16 @@ class OwnWeights(FedAvg):
 
 
 @dataclass(frozen=True)
+class Vouches(OwnWeights):
+    """Says that it keeps to what privacy needs."""
+
+    @property
+    def limits(self) -> Limits:
+        """Nothing is against privacy."""
+        return replace(super().limits, why_not_private="")
+
+
+@dataclass(frozen=True)
 class Heir(OwnWeights):
     """Does what the class above does."""
 
@@ -194,12 +234,13 @@ class Twice(FedAvg):
 
 
 def test_what_a_robust_rule_or_privacy_stands_against() -> None:
-    assert FedAvg().why_not_robust == "" and "way of its own" in OwnSum().why_not_robust
-    assert Twice().why_not_robust == "does not send one vector of updates"
-    assert FedAvg(weights="equal").why_not_private == "" != FedAvg(weights="equal", robust="median").why_not_private
-    assert "in a way of its own" in OwnSum(weights="equal").why_not_private
+    assert FedAvg().limits.why_not_robust == "" and "way of its own" in OwnSum().limits.why_not_robust
+    assert Twice().limits.why_not_robust == "does not send one vector of updates"
+    assert why_not_private(FedAvg(weights="equal")) == "" != why_not_private(FedAvg(weights="equal", robust="median"))
+    assert "in a way of its own" in why_not_private(OwnSum(weights="equal"))
+    assert why_not_private(Vouches(weights="equal")) == ""
     for rule in (OwnWeights(weights="equal"), Heir(weights="equal")):
-        assert "weighs clients in a way of its own" in rule.why_not_private
+        assert "weighs clients in a way of its own" in why_not_private(rule)
 
 
 class Sums:

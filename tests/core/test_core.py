@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedtorch.core.client import ClientState, ClientStore, file_stem
 from fedtorch.core.seeds import generator_for, seed_for, seed_torch
 from fedtorch.core.update import Report, UpdateBuffer
-from fedtorch.core.weights import Layout, Partition, digest_of, digest_of_entries, unshared, xor
+from fedtorch.core.weights import LINE, Layout, Partition, digest_of, digest_of_entries, unshared, xor
 
 
 def test_a_layout_lays_tensors_end_to_end_and_views_write_through() -> None:
@@ -25,6 +25,18 @@ def test_a_layout_lays_tensors_end_to_end_and_views_write_through() -> None:
     views = layout.view(flat)
     views["a"].fill_(9.0)
     assert flat[-1] == 9.0 and list(views) == ["b", "a", "none"] and views["none"].shape == (0, 4)
+
+
+def test_some_tensors_of_a_vector_are_copied_in_their_lines_of_memory() -> None:
+    """Those before them are left out, to the beginning of a line; the vector may change afterwards."""
+    layout = Layout.of({"a": torch.zeros(100), "b": torch.zeros(2, 5), "c": torch.zeros(7)})
+    flat = torch.arange(117.0)
+    found = layout.copied(flat, ["c", "b"], torch.device("cpu"))
+    flat.zero_()
+    assert list(found) == ["b", "c"] and found["c"].tolist() == [*range(110, 117)]
+    assert found["b"].tolist() == [[*range(100, 105)], [*range(105, 110)]]
+    assert found["b"].untyped_storage().data_ptr() == found["c"].untyped_storage().data_ptr()
+    assert found["b"].storage_offset() == 100 % LINE and layout.copied(flat, [], torch.device("cpu")) == {}
 
 
 def test_a_layout_is_fp64_only_if_everything_is() -> None:

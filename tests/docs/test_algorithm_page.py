@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from members import signatures
 
 from fedtorch.algorithms.base import Updates
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.limits import Limits
 from fedtorch.core.client import Client, ClientState
 from fedtorch.core.sampling import Sampler
 from fedtorch.core.server import ServerOptimizer, ServerState
@@ -53,9 +55,15 @@ def test_every_class_of_the_reference_is_compared() -> None:
 
 def test_the_table_has_everything_that_a_rule_may_define() -> None:
     rows = re.findall(r"^\| `([^`]+)` \|", section("## What it may define"), re.MULTILINE)
-    fields = {"weights", "loss_reduction", "robust"}  # a line below the table is about them
-    expected = {text for name, text in signatures(FedAvg).items() if name not in fields}
+    keys = {"weights", "loss_reduction", "robust"}  # a line below the table is about them
+    expected = {text for name, text in signatures(FedAvg).items() if name not in keys}
     assert {row.replace(" or ", " | ") for row in rows} == expected and len(rows) == len(expected)
+
+
+def test_the_table_of_limits_has_every_field() -> None:
+    rows = re.findall(r"^\| `(\w+): ([^`]+)` \|", section("### What it needs and rules out"), re.MULTILINE)
+    expected = [(field.name, str(field.type).replace(" | ", " or ")) for field in fields(Limits)]
+    assert sorted(rows) == sorted(expected)
 
 
 def code_of(text: str) -> list[str]:

@@ -52,9 +52,9 @@ def test_what_is_refused_is_in_the_table_with_its_reason(name: str) -> None:
             for stage in stages.split(",")
         }
         refused = {
-            (stage, algorithm.why_not_deepspeed)
+            (stage, algorithm.limits.why_not_deepspeed)
             for stage in range(4)
-            if not {"deepspeed", f"deepspeed/{stage}"} & set(algorithm.engines)
+            if not {"deepspeed", f"deepspeed/{stage}"} & set(algorithm.limits.engines)
         }
         assert said == refused, algorithm
 

@@ -29,12 +29,14 @@ CONFIG: dict[str, Any] = {
 
 
 RULE = """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fedtorch.algorithms.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Halving(FedAvg):
-    reads_num_rounds = True
+    @property
+    def limits(self):
+        return replace(super().limits, reads_num_rounds=True)
 """
 
 

@@ -33,7 +33,7 @@ from fedtorch.config.schema import (
 )
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.norms import norm_and_max
-from fedtorch.core.state_keys import SERVER_STEPS
+from fedtorch.core.state_keys import LEFT_OUT, SERVER_STEPS
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import Layout
 from fedtorch.rounds.runner import Runner
@@ -463,8 +463,23 @@ def test_settings_that_contradict_each_other_are_refused(fields: dict[str, Any],
 
 
 def test_a_gradient_is_refused_in_fp16_and_a_difference_is_not() -> None:
-    assert FedAssistant().precisions == ("fp32", "bf16")
-    assert FedAssistant(payload="delta").precisions == ("fp32", "bf16", "fp16")
+    assert FedAssistant().limits.precisions == ("fp32", "bf16")
+    assert FedAssistant(payload="delta").limits.precisions == ("fp32", "bf16", "fp16")
+
+
+def test_a_state_without_what_feedback_needs_is_refused() -> None:
+    """Of a client what it has not sent, of the server what it left out; where steps are returned both of them too."""
+    layout, sparse = Layout(("w",), ((4,),)), {"compression": "topk", "exchange": "star"}
+    for settings, of_client, of_server in (
+        ({}, [], []),
+        (sparse, [LEFT_OUT], [LEFT_OUT]),
+        ({**sparse, "server_residual": "none"}, [LEFT_OUT], []),
+        ({**sparse, "error_feedback": "none"}, [], [LEFT_OUT]),
+        ({**sparse, "server_residual": "returned"}, [LEFT_OUT, "sent", "sent/round"], ["step"]),
+    ):
+        rule: Any = FedAssistant(**settings)  # type: ignore[arg-type]
+        found = [list(rule.needed_entries(layout, of_server=server)) for server in (False, True)]
+        assert found == [of_client, of_server], settings
 
 
 @pytest.mark.parametrize("changes", [{"steps": 2}, {"steps": None, "epochs": 1}])

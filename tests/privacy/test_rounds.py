@@ -19,6 +19,7 @@ from scipy import stats
 from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.sums import why_not_private
 from fedtorch.config.schema import EvalConfig
 from fedtorch.core.errors import BudgetError, CheckpointError
 from fedtorch.core.mechanism import RoundFacts
@@ -300,7 +301,7 @@ def test_neighbours_differ_by_no_more_than_the_clip(tmp_path: Path) -> None:
 def test_terms_say_what_is_divided_by(tmp_path: Path) -> None:
     config = private(tmp_path)
     assert PrivacyTerms(0.1, 1000, 1.0, config.privacy).expected == 100.0
-    assert isinstance(make_runner(config), Runner) and FedAvg(weights="equal").why_not_private == ""
+    assert isinstance(make_runner(config), Runner) and why_not_private(FedAvg(weights="equal")) == ""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from toy import Quadratic
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import FedProx
+from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.core.errors import ConfigError, FedtorchError, UpdateError
@@ -216,15 +217,15 @@ class TeachesToo(Teaches):
 
 @pytest.mark.parametrize("algorithm", [Teaches(), TeachesToo()], ids=["own", "inherited"])
 def test_a_server_trains_where_the_algorithm_says_how(algorithm: Algorithm, tmp_path: Path) -> None:
-    assert algorithm.trains_server and not FedProx.trains_server and not Algorithm.trains_server
+    assert algorithm.limits.trains_server and not FedProx().limits.trains_server
     runner = make_runner(make_config(tmp_path, TASK, algorithm, rounds=1))
     runner.run()
     assert runner.context.server.weights.tolist() == [7.0, 7.0]
 
 
 def test_an_algorithm_says_what_it_weighs_by() -> None:
-    assert Algorithm().weighting == "equal" and Scaffold().weighting == "equal"
-    assert [FedAvg().weighting, FedAvg(weights="lorar").weighting] == ["size", "lorar"]
+    assert Algorithm().limits.weighting == "equal" and Scaffold().limits.weighting == "equal"
+    assert [FedAvg().limits.weighting, FedAvg(weights="lorar").limits.weighting] == ["size", "lorar"]
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,10 @@ class PulledToStart(FedProx):
 class Forgets(PulledToStart):
     """The same, but says that it does not."""
 
-    reads_initial: ClassVar[bool] = False
+    @property
+    def limits(self) -> Limits:
+        """Nothing of the start."""
+        return replace(super().limits, reads_initial=False)
 
 
 def test_the_initial_weights_are_kept_for_those_who_may_ask_for_them(tmp_path: Path) -> None:
@@ -248,9 +252,11 @@ def test_the_initial_weights_are_kept_for_those_who_may_ask_for_them(tmp_path: P
     assert len(kept.context.server.accepted) == 2 and kept.components.engine.initial_shared.shape == (2,)
     runner = make_runner(make_config(tmp_path / "fedavg", TASK, FedAvg()))
     runner.run()
-    with pytest.raises(FedtorchError, match="`reads_initial` is False; set it to True in the class that asks"):
+    with pytest.raises(
+        FedtorchError, match="`limits.reads_initial` of the algorithm is False; set it to True in the class that asks"
+    ):
         _ = runner.components.engine.initial_shared
-    with pytest.raises(FedtorchError, match="`reads_initial` is False"):
+    with pytest.raises(FedtorchError, match="`limits.reads_initial` of the algorithm is False"):
         make_runner(make_config(tmp_path / "forgets", TASK, Forgets())).run()
     shared = make_runner(make_config(tmp_path / "shared", TASK, FedAvg()))
     Runner(replace(shared.components, is_engine_shared=True)).run()

@@ -16,6 +16,7 @@ from toy import Quadratic
 
 from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.local import Local
 from fedtorch.config.load import load
 from fedtorch.config.schema import ClientsConfig, Config, SystemConfig
@@ -177,7 +178,10 @@ def test_a_rate_of_nothing_is_said_where_clients_train_with_it(tmp_path: Path) -
     class Rests(FedAvg):
         """Trains nobody."""
 
-        trains_clients = False
+        @property
+        def limits(self) -> Limits:
+            """Those of nobody."""
+            return replace(super().limits, trains_clients=False)
 
     assert list(about_rates(replace(plan, algorithm=Rests()))) == []
     messages = FedAssistant(payload="delta", weights="equal")

@@ -21,6 +21,7 @@ from fedtorch.algorithms.fednova import FedNova
 from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.scaffold import Scaffold
+from fedtorch.algorithms.sums import why_not_ahead
 from fedtorch.config.result_keys import ADDED
 from fedtorch.config.schema import SystemConfig
 from fedtorch.core.errors import ConfigError
@@ -75,7 +76,7 @@ def test_where_nothing_is_summed_it_is_refused(tmp_path: Path) -> None:
     ids=lambda algorithm: type(algorithm).__name__,
 )
 def test_own_weights_are_those_that_weights_are_made_of(algorithm: Algorithm) -> None:
-    assert algorithm.why_not_ahead == ""
+    assert why_not_ahead(algorithm) == ""
     reports = [Report("a", examples=3), Report("b", examples=8, draws=2), Report("c", examples=1, extra={"size": 9.0})]
     own = [algorithm.own_weight(report) for report in reports]
     total = sum(number or 0.0 for number in own)

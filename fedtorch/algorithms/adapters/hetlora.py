@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtorch.algorithms.adapters.factors import norm_of_product, pairs_of, rank_places
 from fedtorch.algorithms.adapters.ranks import NORM, UnlikeRanks
+from fedtorch.algorithms.limits import Limits
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import NotNegative
 from fedtorch.core.update import Report
@@ -37,7 +38,6 @@ class HetLoRA(UnlikeRanks):
     never taken up again. What a client has given up travels as zeros: who sends what is computed, never told.
     """
 
-    reads_initial: ClassVar[bool] = False
     rank_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
     """γ, the part of its rank that a client keeps when it gives up the rest; null: ranks stay as they are"""
     rank_penalty: NotNegative = 0.0
@@ -55,9 +55,9 @@ class HetLoRA(UnlikeRanks):
         return self.rank_decay is not None or super().stateful(private)
 
     @property
-    def weighting(self) -> str:
-        """By what clients have learned."""
-        return NORM
+    def limits(self) -> Limits:
+        """It weighs by what clients have learned."""
+        return replace(super().limits, weighting=NORM)
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """‖B_i A_i‖_F / Σ_j ‖B_j A_j‖_F; by the norm that is measured of what came, none is above ‖(A_i, B_i)‖²/2."""

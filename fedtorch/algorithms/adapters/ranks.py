@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedtorch.algorithms.adapters.factors import Pair, norm_of_product, pairs_of, rank_places, stacked
 from fedtorch.algorithms.base import Updates
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.limits import Limits
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.places import Places
 from fedtorch.core.ranges import Count
@@ -43,24 +44,18 @@ class HasScale(Protocol):
 class UnlikeRanks(FedAvg):
     """Clients with ranks of their own: the common part of HetLoRA and FlexLoRA."""
 
-    reads_initial: ClassVar[bool] = False
     ranks: Mapping[str, Count] = field(default_factory=dict)
     """client -> its rank; the others have that of `task.model.adapter.r`"""
 
     @property
-    def engines(self) -> tuple[str, ...]:
-        """Scales are set in the module."""
-        return ("torch",)
-
-    @property
-    def why_not_deepspeed(self) -> str:
-        """DeepSpeed takes the module apart when it is made."""
-        return "sets ranks and scales in the module for every client"
-
-    @property
-    def why_not_robust(self) -> str:
-        """Clients send other places, and factors in place of differences."""
-        return "has clients of unlike rank, which send different numbers"
+    def limits(self) -> Limits:
+        """Scales are set in the module, which DeepSpeed takes apart; clients send factors of unlike places."""
+        return replace(
+            super().limits,
+            engines=("torch",),
+            why_not_deepspeed="sets ranks and scales in the module for every client",
+            why_not_robust="has clients of unlike rank, which send different numbers",
+        )
 
     def check_server(self, server: ServerConfig) -> None:
         """Refuse an optimiser of the server: factors are sent, along which none steps."""

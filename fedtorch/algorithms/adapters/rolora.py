@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -26,8 +25,6 @@ class RoLoRA(FedAvg):
     B first, for with B = 0 the gradient of A is zero. The factor at rest is the same at all clients, so
     Σ p_i B_i A_i = B̄ Ā. What rests does not travel, in neither direction.
     """
-
-    reads_initial: ClassVar[bool] = False
 
     def resting(self, round: int) -> str:
         """Part of the names of the factors that are not trained in this round (from 0)."""

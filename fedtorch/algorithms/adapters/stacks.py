@@ -157,8 +157,6 @@ class FLoRA(AddsToBase):
     What is no factor is averaged.
     """
 
-    reads_initial: ClassVar[bool] = False
-
     def received_places(self, layout: Layout, client: str, round: int) -> Places:
         """Places of what is no factor; the stack comes beside."""
         return places_without(layout, A, B)

@@ -1,0 +1,45 @@
+"""Algorithms whose round is one sum: why one is none, or not the kind of sum that privacy and a known scale need."""
+
+from __future__ import annotations
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.core.overrides import definer, overrides
+from fedtorch.core.update import Report
+
+_ANY = Report("any", examples=1)
+
+
+def why_not_private(rule: Algorithm) -> str:
+    """Why it cannot keep client-level privacy, as a clause after its name; empty: nothing is against it.
+
+    `Limits.why_not_private` where the class says it; else what can be seen of its functions.
+    """
+    limits, own = rule.limits, "of its own, in which it may look at more than the sum"
+    if limits.why_not_private is not None:
+        return limits.why_not_private
+    if not rule.exchanged_vectors:
+        return "exchanges nothing, so nothing is released"
+    if not limits.is_sum:
+        return f"combines updates in a way {own}"
+    if definer(type(rule), "weigh") not in (Algorithm, FedAvg):
+        return "weighs clients in a way of its own, by numbers that depend on their data"
+    if overrides(type(rule), "server_update", Algorithm):
+        return f"takes the server's step in a way {own}"
+    if limits.weighting != "equal":
+        return f"weighs clients by {limits.weighting}, which depends on their data; set algorithm.weights to equal"
+    return ""
+
+
+def why_not_ahead(rule: Algorithm) -> str:
+    """Why the scale of its sum cannot be fixed before a round, as a clause after its name; empty: it can.
+
+    For that a round must be one sum, and a client's weight known when the client is done: see `Algorithm.own_weight`.
+    """
+    if not rule.exchanged_vectors:
+        return "exchanges nothing, so nothing is summed"
+    if not rule.limits.is_sum:
+        return "combines updates in a way of its own, which is no single sum"
+    if definer(type(rule), "weigh") is not definer(type(rule), "own_weight") or rule.own_weight(_ANY) is None:
+        return "has weights that are known only when all clients are done"
+    return ""
