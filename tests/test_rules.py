@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "audit": {"report", "setup", "rounds", "tasks", "models", "checkpoint", "comm", "privacy", "config", "core"},
     "lifecycle": {"setup", "rounds", "checkpoint", "comm", "tracking", "config", "core"},
     # what a run will do and cost, before it
-    "planning": {"setup", "rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "config", "core"},
+    "planning": {"setup", "rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "privacy", "config", "core"},
     "setup": {"rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "privacy", "config", "core"},
     "rounds": {"algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},
     "chat": {"checkpoint", "models", "text", "tracking", "train", "compression", "core"},

@@ -26,8 +26,8 @@ from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.setup.build import build
+from fedtorch.setup.mechanism import noise_of
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.private import noise_of
 from fedtorch.setup.run_config import at_home, whole_paths
 
 

@@ -34,7 +34,7 @@ FORMER = {
     "defaults/smoke_qa": "smoke/_qa",
     "fedmatch/sweeps": "fedmatch/figures",
 }
-"""Folders and names in older commands and `base` lines -> what holds the same values."""
+"""Folders and names that are no longer taken -> what holds the same values, for the error."""
 
 
 def shipped() -> Path:
@@ -43,8 +43,8 @@ def shipped() -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / "configs"
 
 
-def find(given: Path, *, folder: Path | None = None, named_in: str = "") -> list[Path]:
-    """The file of one config; for an older name maybe several, later ones to be laid over earlier ones.
+def find(given: Path, *, folder: Path | None = None, named_in: str = "") -> Path:
+    """Find the file of one config.
 
     folder: of the file whose `base` this is, from which relative paths count; None on a command line, where they
     count from the working directory. named_in: the place of that `base`, for messages.
@@ -55,12 +55,12 @@ def find(given: Path, *, folder: Path | None = None, named_in: str = "") -> list
     path = given if folder is None else Path(os.path.normpath(folder / given))
     for file in (path, path.parent / f"{path.name}.yaml"):
         if os.path.exists(file) and not file.is_dir():
-            return [file]
+            return file
     name = _name(given, folder)
-    if files := _named(name):
-        return files
+    if (named := _named(name)) is not None:
+        return named
     what = f"config file {path}" if folder is None else f"base file {path}{named_in}"
-    if path.is_dir() or (name and _folder(name).is_dir()):
+    if path.is_dir() or (name and (shipped() / name).is_dir()):
         raise ConfigError(f"{what} is a folder; name one of the files in it")
     raise ConfigError(
         f"{what} does not exist, and no config of that name is in {shipped()}; {_advice(name or path.name)}"
@@ -76,8 +76,8 @@ def find_all(given: Path) -> list[Path]:
         ConfigError: nothing is there, or the folder holds no config.
     """
     name = _name(given)
-    place = given if given.is_dir() or not name else _folder(name)
-    if given.is_file() or _named(name) or not place.is_dir():
+    place = given if given.is_dir() or not name else shipped() / name
+    if given.is_file() or _named(name) is not None or not place.is_dir():
         find(given)
         return [given]
     place = place / "rows" if (place / "rows").is_dir() else place
@@ -108,26 +108,30 @@ def _name(given: Path, folder: Path | None = None) -> str:
     return "" if given.anchor in parts or ".." in parts else "/".join(parts).removesuffix(".yaml")
 
 
-def _folder(name: str) -> Path:
-    return shipped() / FORMER.get(name, name)
-
-
-def _named(name: str) -> list[Path]:
-    """The files of a shipped config; none if nothing has that name."""
-    folder, _, stem = FORMER.get(name, name).rpartition("/")
+def _named(name: str) -> Path | None:
+    """The file of a shipped config; None if nothing has that name."""
+    folder, _, stem = name.rpartition("/")
     if not folder or not stem:
-        return []
-    place = _folder(folder)
-    found = [file for part in ("", *SORTED) if (file := place / part / f"{stem}.yaml").is_file()]
+        return None
+    found = [file for part in ("", *SORTED) if (file := shipped() / folder / part / f"{stem}.yaml").is_file()]
     if len(found) > 1:
         raise ConfigError(f"two configs are called {name}: {found[0]} and {found[1]}; give the path of one")
-    if not found and stem.startswith("real_small_"):  # older commands have one name for a row and what makes it small
-        parts = [_named(f"{folder}/{stem.removeprefix('real_small_')}"), _named(f"overlays/{folder}_small")]
-        return [*parts[0], *parts[1]] if all(parts) else []
-    return found
+    return found[0] if found else None
+
+
+def _now(name: str) -> str:
+    """Name the config that stands for one that is no longer taken; empty for any other."""
+    folder, _, stem = name.removesuffix(".yaml").rpartition("/")
+    new = FORMER.get(f"{folder}/{stem}") or (f"{FORMER[folder]}/{stem}" if folder in FORMER else "")
+    if not new and stem.startswith("real_small_"):
+        row = f"{folder}/{stem.removeprefix('real_small_')}"
+        return f"{row} overlays/{folder}_small" if _named(row) and _named(f"overlays/{folder}_small") else ""
+    return new if _named(new) else ""
 
 
 def _advice(name: str) -> str:
+    if new := _now(name):
+        return f"it is `{new}` now"
     by_stem: dict[str, list[str]] = {}
     for known in names():
         by_stem.setdefault(known.rpartition("/")[2], []).append(known)

@@ -49,8 +49,8 @@ def _over_bases(own: Tree, folder: Path, parents: tuple[Path, ...], known: dict[
         raise ConfigError(f"base{at(own, ('base',))} is {describe(bases)} but should be a list of file names")
     tree = Tree()
     for base in bases:
-        for file in find(Path(base), folder=folder, named_in=at(own, ("base",))):
-            tree = overlay(tree, read_file(file, parents, known))
+        file = find(Path(base), folder=folder, named_in=at(own, ("base",)))
+        tree = overlay(tree, read_file(file, parents, known))
     return overlay(tree, own)
 
 

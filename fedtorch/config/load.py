@@ -23,7 +23,7 @@ from fedtorch.config.masking import MASK, mask_data
 from fedtorch.config.metrics import measured
 from fedtorch.config.python_configs import Given, Overrides, all_given, assignments
 from fedtorch.config.registry import NAMED, named_class
-from fedtorch.config.result_keys import ADDED, NO_EFFECT
+from fedtorch.config.result_keys import NO_EFFECT
 from fedtorch.config.rules import with_rule
 from fedtorch.config.samplers import resolved
 from fedtorch.config.schema import ClientConfig, Config
@@ -59,8 +59,7 @@ def load(given: Given | Sequence[Given] | None = None, overrides: Overrides = ()
             tree = overlay(tree, read_dict(layer))
             continue
         names.append(run_name(Path(layer)))
-        for file in find(Path(layer)):
-            tree = overlay(tree, read_file(file, (), {}))
+        tree = overlay(tree, read_file(find(Path(layer)), (), {}))
     for override in assignments(overrides):
         tree = overlay(tree, read_override(override))
     run = tree.data.setdefault("run", {})
@@ -130,8 +129,7 @@ def digest(config: Config, *, everything: bool = False) -> str:
     Two runs may share results when the digests are equal; two ranks fit together when those of everything are.
     """
     leaves = {key: value for key, value in _leaves(to_dict(config)) if everything or not _no_effect(key)}
-    kept = {key: value for key, value in leaves.items() if key not in ADDED or value != ADDED[key]}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(leaves, sort_keys=True).encode()).hexdigest()
 
 
 def run_digest(config: Config) -> str:
@@ -179,10 +177,7 @@ def record_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[st
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(key, its value in `old`, in `new`) of what `record_difference` is about, as shown; `NOT_SET`: not there."""
-    before, after = (
-        {key: (value, _shown(value, key)) for key, value in (ADDED | dict(_leaves(record))).items()}
-        for record in (old, new)
-    )
+    before, after = ({key: (value, _shown(value, key)) for key, value in _leaves(record)} for record in (old, new))
     nothing = (None, NOT_SET)
     return [
         (key, before.get(key, nothing)[1], after.get(key, nothing)[1])

@@ -1,12 +1,6 @@
-"""Which keys decide about results: what is left out of a config's digest, and what older configs lack."""
+"""Keys that do not decide about results, and are left out of a config's digest."""
 
 from __future__ import annotations
-
-import dataclasses
-from typing import Any
-
-from fedtorch.privacy.settings import PrivacyConfig
-from fedtorch.train.attacks.settings import AttackConfig
 
 NO_EFFECT = (
     "run.name",  # where the results are kept and what they are called
@@ -41,40 +35,3 @@ NO_EFFECT = (
     "privacy.ledger",  # where what was released is kept
 )
 """Keys (with everything under them) that do not change results; left out of `digest` and `record_difference`."""
-
-ADDED: dict[str, Any] = {
-    "client.shuffle": True,
-    "client.schedule_cycles": 1,
-    "client.schedule_power": 1.0,
-    "eval.metrics": [],
-    "client.group_by_length": False,
-    "client.max_tokens_per_batch": None,
-    "task.client_weight": "examples",
-    "task.long": "truncate",
-    "task.stride": None,
-    "task.pack": False,
-    "system.interface": None,
-    "system.start_timeout": None,
-    "system.end_timeout": None,
-    "system.trust_network": False,
-    "checkpoint.missing_clients": "refuse",
-    "task.em_strings": False,
-    "algorithm.second_selection": True,
-    "task.model.adapter": None,
-    "clients.rate": None,
-    **{f"privacy.{known.name}": known.default for known in dataclasses.fields(PrivacyConfig)},
-    "privacy.reveal": [],
-    "algorithm.robust": None,
-    "task.model.adapter.public_rows": None,
-    "algorithm.rank_decay": None,
-    "algorithm.rank_penalty": 0.0,
-    "system.sum_scale": "reports",
-    "clients.on_repeated_loss": "stop",
-    "clients.extra": 0,
-    "clients.deadline": None,
-    "clients.replay": None,
-    **{f"attack.{known.name}": known.default for known in dataclasses.fields(AttackConfig)},
-    "attack.clients": [],
-}
-"""Keys that configs of version 0.1 lack -> what these have in their place; left out of `digest` where they still have
-it, so that digests are as they were, and old runs resume."""

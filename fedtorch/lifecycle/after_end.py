@@ -12,7 +12,7 @@ from fedtorch.lifecycle.start import begin, lasting_facts, telling_refusal
 from fedtorch.rounds.export import has_own_models
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import BuiltRun
-from fedtorch.setup.private import make_mechanism
+from fedtorch.setup.mechanism import make_mechanism
 
 log = logging.getLogger(__name__)
 

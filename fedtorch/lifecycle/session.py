@@ -47,8 +47,8 @@ from fedtorch.rounds.result import Result
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import BuiltRun, build
 from fedtorch.setup.engine import share_engine
+from fedtorch.setup.mechanism import make_mechanism
 from fedtorch.setup.pinned_data import adopt, check_task, exchange_sizes, is_pinned
-from fedtorch.setup.private import make_mechanism
 from fedtorch.tracking.console import duration
 from fedtorch.tracking.tracker import Tracker
 

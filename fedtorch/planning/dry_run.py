@@ -7,11 +7,10 @@ from itertools import groupby
 
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.config import load as yaml_config
+from fedtorch.planning.promise import describe_private, describe_public_sum
 from fedtorch.planning.scale import Cluster, describe_scale
 from fedtorch.rounds.placement import costs
 from fedtorch.setup.build import BuiltRun
-from fedtorch.setup.private import describe_private
-from fedtorch.setup.secure import describe_public_sum
 from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, optimizer_numbers, states
 
 _MOST_SHOWN = 20

@@ -27,15 +27,11 @@ from fedtorch.core.version import PACKAGE
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, place
-from fedtorch.setup.attacks import check_attack, check_attacks_vectors
-from fedtorch.setup.checks import check, something_is_trained
 from fedtorch.setup.engine import divide, make_engine
-from fedtorch.setup.idle_settings import about_evaluation, about_neutral, about_rates, check_idle
+from fedtorch.setup.mechanism import make_mechanism
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.private import check_private, make_mechanism
-from fedtorch.setup.remarks import about_data, about_decay, about_metrics
-from fedtorch.setup.sum_scale import check_previous_scale
-from fedtorch.setup.vector_checks import check_vectors
+from fedtorch.setup.remarks import about_data, about_decay, about_evaluation, about_metrics, about_neutral, about_rates
+from fedtorch.setup.rules import check_engine, check_plan
 from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.engine import Engine
 
@@ -156,11 +152,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     plan = Plan.of(config, num_ranks)
     if rank == 0:
         _name_idle_clients(plan)
-    check(plan)
-    check_idle(plan)
-    check_private(plan)
-    check_previous_scale(plan)
-    check_attack(plan)
+    check_plan(plan)
     placement = place(config, plan.task, plan.training, plan.clients, plan.topology)
     idle = (*about_evaluation(plan), *about_rates(plan), *about_neutral(plan))
     remarks = [*about_metrics(plan), *idle, *about_data(plan, placement, rank)]
@@ -175,9 +167,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         )
     sizes = plan.topology.sizes
     divide(engine, config, plan.task, sizes, own=max(sizes) if own is None else sizes[own])
-    something_is_trained(plan, engine)
-    check_vectors(plan, engine)
-    check_attacks_vectors(plan, engine)
+    check_engine(plan, engine)
     remarks += about_decay(plan, engine)
     return _whole(plan, placement, engine, remarks)
 

@@ -11,8 +11,8 @@ from torch import nn
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
-from fedtorch.setup.checks import check_module
 from fedtorch.setup.model_size import WithinMemory
+from fedtorch.setup.rules import check_module
 from fedtorch.tasks.base import Task
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine

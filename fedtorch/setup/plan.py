@@ -23,7 +23,7 @@ from fedtorch.train.settings import ClientConfig
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan that the rules in `checks` look at; the same on every rank."""
+    """Plan that the rules of `setup.rules` look at; the same on every rank."""
 
     config: Config
     """As it was read, or as the ranks completed it (see `pinned_data`)."""

@@ -9,8 +9,9 @@ from fedtorch.config.schema import Config
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.data_ledger import DataLedger, epsilon_of
 from fedtorch.setup.data_ledger import data_ledger
+from fedtorch.setup.mechanism import noise_of, releases_of, terms_of
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.private import check_private, noise_of, releases_of, terms_of
+from fedtorch.setup.rules import check_promise
 
 Part = tuple[float, float, int]
 """q, z, and how many releases."""
@@ -29,7 +30,7 @@ def cost_of(configs: Iterable[Config]) -> list[str]:
         if config.privacy.kind == "none" or config.privacy.simulate:
             continue
         plan = Plan.of(config, 1)
-        check_private(plan)
+        check_promise(plan)
         ledger = data_ledger(plan)
         name = f"the task {config.task_name}" if ledger is None else str(ledger.path)
         _, parts, deltas = found.setdefault(name, (ledger, [], []))

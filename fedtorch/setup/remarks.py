@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from itertools import islice
 
+from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.rounds.placement import Placement
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.own_overview import remarks as of_own_rows
+from fedtorch.tasks.splits import has_rows, with_rows
 from fedtorch.train.engine import Engine
 
 # With more clients than this, a rank does not read all its clients' files before the first round.
@@ -65,3 +67,51 @@ def about_decay(plan: Plan, engine: Engine) -> Iterator[str]:
     for pattern in sorted(patterns):
         if not any(fnmatchcase(name, pattern) for name in engine.trained_names):
             yield f"no_decay: the pattern {pattern!r} matches no parameter"
+
+
+def about_evaluation(plan: Plan) -> Iterator[str]:
+    """Evaluations that will have no rows, and a patience that is never used up."""
+    config, rounds = plan.config.eval, plan.config.rounds
+    hidden = plan.config.privacy.kind != "none" and "scores" not in plan.config.privacy.reveal
+    keys = ("split", "final_split") if config.every and rounds else ("final_split",)
+    for key in keys:
+        split = getattr(config, key)
+        what = "no best round is chosen" if key == "split" else "the run ends without scores"
+        if not has_rows(plan.task, split):
+            others = ", ".join(with_rows(plan.task)) or "no split"
+            yield f"eval.{key} is {split}, of which no client has a row, so {what}; there are rows of {others}"
+        elif hidden and not has_rows(plan.task, split, unowned=True):
+            yield (
+                f"eval.{key} is {split}, of which only clients that train have rows, and with privacy.kind client "
+                f"their scores are not told, so {what}; keep rows without an owner, or add scores to privacy.reveal"
+            )
+    evaluations = -(-rounds // config.every) if config.every else 0
+    if config.patience is not None and config.patience >= evaluations:
+        yield f"eval.patience is {config.patience} but there are {evaluations} evaluations, so it never ends the run"
+
+
+def about_rates(plan: Plan) -> Iterator[str]:
+    """Rates of 0, at which every round leaves all as it was: a control in a sweep, or a slip."""
+    config = plan.config
+    if not config.rounds:
+        return
+    if plan.algorithm.limits.trains_clients and not isinstance(plan.algorithm, MessageAlgorithm):
+        if all(hp.lr == 0 and not hp.relative_step for hp in plan.settings):
+            yield "client.lr is 0 for all clients, so their training changes nothing"
+    server = config.server
+    if config.paradigm == "federated" and server.optimizer != "none" and server.lr == 0:
+        yield f"server.lr is 0 and server.optimizer {server.optimizer}, so the server never takes a step"
+
+
+def about_neutral(plan: Plan) -> Iterator[str]:
+    """Keys that another key's value leaves without an effect, which a sweep over that one may come past."""
+    clients = plan.config.clients
+    if not plan.config.rounds:
+        return
+    if any(hp.accumulation_rule == "spill" for hp in plan.settings) and not any(hp.spills for hp in plan.settings):
+        yield (
+            "client.accumulation_rule is spill and client.accumulation 1, so no group of micro-batches is incomplete "
+            "and nothing spills"
+        )
+    if clients.sampling == "numpy_round_seed" and clients.per_round == "all":
+        yield "clients.sampling is numpy_round_seed and clients.per_round all, so nobody is drawn"

@@ -18,8 +18,8 @@ from fedtorch.data.prepare import main as data
 from fedtorch.main import main
 from fedtorch.report.__main__ import main as report
 from fedtorch.rounds.topology import Topology
-from fedtorch.setup.checks import deepspeed_is_installed
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.rules.engine import deepspeed_is_installed
 from fedtorch.tasks.fewshot import FewShotTasks
 from fedtorch.tasks.qa import QA
 

@@ -23,7 +23,7 @@ from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.rounds.runner import Result
 from fedtorch.setup.build import build
-from fedtorch.setup.private import make_mechanism
+from fedtorch.setup.mechanism import make_mechanism
 
 
 def begun(folder: Path, rounds: int = 2) -> Config:

@@ -19,6 +19,7 @@ from private_runs import private
 from fedtorch.cli.__main__ import main
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError
+from fedtorch.planning.promise import describe_private
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.data_ledger import DataLedger, KnownRun, epsilon_of
 from fedtorch.privacy.ledger import Ledger
@@ -26,8 +27,8 @@ from fedtorch.privacy.release import Release
 from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.report.privacy import privacy_markdown
 from fedtorch.setup.build import build
+from fedtorch.setup.mechanism import make_mechanism
 from fedtorch.setup.privacy_cost import cost_of
-from fedtorch.setup.private import describe_private, make_mechanism
 
 TERMS = {"rate": 0.5, "clients": 20, "noise_multiplier": 3.0, "delta": 1e-3}
 DELTA = 1e-2

@@ -25,15 +25,15 @@ from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.algorithms.sums import why_not_private
 from fedtorch.config.load import load, to_dict
 from fedtorch.config.registry import named_class
-from fedtorch.config.result_keys import ADDED
 from fedtorch.config.schema import ClientsConfig, EvalConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.server import ServerState
+from fedtorch.planning.promise import describe_private
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.settings import AdaptiveClip, MovingClip, PrivacyConfig
 from fedtorch.setup.build import build
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.private import describe_private, the_round_is_one_clipped_sum
+from fedtorch.setup.rules.privacy import the_round_is_one_clipped_sum
 
 
 @dataclass(frozen=True)
@@ -174,12 +174,6 @@ def test_the_rate_belongs_to_poisson_sampling_and_is_given_once(tmp_path: Path) 
     path.write_text("clients: {sampling: poisson, rate: 1.5}\n")
     with pytest.raises(ConfigError, match="clients.rate is 1.5 .*at most 1"):
         load(path)
-
-
-def test_a_config_without_privacy_is_as_it_was() -> None:
-    record = to_dict(load())
-    leaves = {f"privacy.{name}": value for name, value in record["privacy"].items()}
-    assert {**leaves, "clients.rate": record["clients"]["rate"]}.items() <= ADDED.items()
 
 
 def test_the_dry_run_shows_the_curve_and_where_the_budget_ends(tmp_path: Path) -> None:

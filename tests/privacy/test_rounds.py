@@ -34,7 +34,7 @@ from fedtorch.privacy.settings import AdaptiveClip, MovingClip
 from fedtorch.privacy.stream import Stream, add_noise, chosen, derived
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import build
-from fedtorch.setup.private import make_mechanism
+from fedtorch.setup.mechanism import make_mechanism
 from fedtorch.train.job import ClientJob
 
 

@@ -14,8 +14,8 @@ from toy import Quadratic
 from fedtorch.config.schema import ClientConfig, EngineConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.setup.build import BuiltRun, build, rebuild
-from fedtorch.setup.checks import deepspeed_has_one_optimizer
 from fedtorch.setup.remarks import about_metrics
+from fedtorch.setup.rules.engine import deepspeed_has_one_optimizer
 from fedtorch.train.engine import Engine
 
 TASK = Quadratic(clients={"a": (1.0, 0.0, 3), "b": (1.0, 0.0, 0), "c": (1.0, 0.0, 2)})

@@ -12,8 +12,8 @@ from fedtorch.config.load import load
 from fedtorch.core.errors import ConfigError
 from fedtorch.main import main
 from fedtorch.setup.build import build
-from fedtorch.setup.idle_settings import about_evaluation, about_neutral, about_rates
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.remarks import about_evaluation, about_neutral, about_rates
 from tests.test_main import TINY
 
 

@@ -28,17 +28,15 @@ from fedtorch.core.weights import Partition
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.setup.engine import divide, make_engine, share_engine
-from fedtorch.setup.idle_settings import about_rates
-from fedtorch.setup.lateness import clients_may_be_late
 from fedtorch.setup.model_size import WithinMemory
 from fedtorch.setup.plan import Plan, training_clients
 from fedtorch.setup.privacy_cost import cost_of
-from fedtorch.setup.sum_scale import check_previous_scale
-from fedtorch.setup.vector_checks import (
-    models_of_clients_have_the_present_base,
-    something_is_shared,
-    what_travels_is_there,
-)
+from fedtorch.setup.remarks import about_rates
+from fedtorch.setup.rules import check_plan
+from fedtorch.setup.rules.clients import clients_may_be_late
+from fedtorch.setup.rules.evaluation import models_of_clients_have_the_present_base
+from fedtorch.setup.rules.sums import PREVIOUS
+from fedtorch.setup.rules.vectors import something_is_shared, what_travels_is_there
 from fedtorch.train.engine import Engine
 
 TASK = Quadratic(clients={name: (1.0, 0.0, 3) for name in "abcdefgh"}, start=(1.0, 2.0), head=(3.0,))
@@ -191,7 +189,7 @@ def test_a_rate_of_nothing_is_said_where_clients_train_with_it(tmp_path: Path) -
 def test_an_algorithm_is_called_as_the_config_calls_it(tmp_path: Path) -> None:
     sets = ["system.sum_scale=previous", "algorithm={name: fednova}"]
     with pytest.raises(ConfigError, match="system.sum_scale is previous but algorithm.name is fednova, which"):
-        check_previous_scale(Plan.of(load([toy_config(tmp_path)], sets), 1))
+        check_plan(Plan.of(load([toy_config(tmp_path)], sets), 1), (PREVIOUS,))
 
 
 def test_torch_or_whoever_trains_nothing_has_the_plain_engine(tmp_path: Path) -> None:

@@ -15,13 +15,15 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.config.schema import EvalConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.mechanism import Mechanism
+from fedtorch.planning.promise import describe_private
 from fedtorch.privacy.ledger import FOLDER
 from fedtorch.privacy.public_sum import PublicSum
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
 from fedtorch.setup.data_ledger import data_ledger
+from fedtorch.setup.mechanism import OPENINGS, make_masking, make_plain, noise_of
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.private import describe_private, nobody_is_evaluated, noise_of
-from fedtorch.setup.secure import OPENINGS, check_public_sum, make_masking, make_plain
+from fedtorch.setup.rules import check_plan, sums
+from fedtorch.setup.rules.privacy import nobody_is_evaluated
 from fedtorch.tasks.base import Task
 from fedtorch.tasks.prepared import Prepared
 
@@ -33,7 +35,7 @@ def test_the_noise_for_an_epsilon_is_the_least_for_all_rounds(tmp_path: Path, mo
         asked.append((epsilon, rate, releases, delta))
         return 2.5
 
-    monkeypatch.setattr("fedtorch.setup.private.least_noise", least)  # which takes seconds
+    monkeypatch.setattr("fedtorch.setup.mechanism.least_noise", least)  # which takes seconds
     wanted = {"noise_multiplier": None, "epsilon": 5.0}
     for rounds in (3, 0):
         assert noise_of(Plan.of(private(tmp_path, rate=0.3, rounds=rounds, privacy=wanted), 1)) == 2.5
@@ -77,13 +79,16 @@ def test_a_sum_at_a_public_scale_needs_a_clip_and_a_clip_needs_a_use(tmp_path: P
         system = SystemConfig(sum_scale=scale)  # type: ignore[arg-type]
         return Plan.of(make_config(tmp_path, TASK, FedAvg(weights="equal"), privacy=privacy, system=system), 5)
 
-    check_public_sum(plan(None, "reports"))
-    check_public_sum(plan(0.5, "public"))
-    check_public_sum(plan(0.5, "reports", secure_sum=SecureSum()))
+    def check(of: Plan) -> None:
+        check_plan(of, (sums.CLIP, sums.PUBLIC))
+
+    check(plan(None, "reports"))
+    check(plan(0.5, "public"))
+    check(plan(0.5, "reports", secure_sum=SecureSum()))
     with pytest.raises(ConfigError, match="privacy.clip is set but privacy.kind is none"):
-        check_public_sum(plan(0.5, "reports"))
+        check(plan(0.5, "reports"))
     with pytest.raises(ConfigError, match="system.sum_scale is public but privacy.clip, which it follows from, is not"):
-        check_public_sum(plan(None, "public"))
+        check(plan(None, "public"))
     assert type(make_plain(plan(None, "reports"), is_server=True, is_new=True)) is Mechanism
     assert isinstance(make_plain(plan(0.5, "public"), is_server=True, is_new=True), PublicSum)
     assert make_masking(plan(0.5, "public"), is_server=True) is None

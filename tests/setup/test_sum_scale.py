@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,9 @@ from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.algorithms.sums import why_not_ahead
-from fedtorch.config.result_keys import ADDED
 from fedtorch.config.schema import SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.update import Report
-from fedtorch.setup import sum_scale
 
 TASK = Quadratic(clients={"a": (1.0, 1.0, 4), "b": (2.0, -1.0, 4)}, start=(1.0, 2.0))
 LATE = "known only when all clients are done"
@@ -38,12 +35,6 @@ class OwnWeights(FedAvg):
 
     def weigh(self, reports: Any) -> list[float]:
         return [1.0 for _ in reports]
-
-
-def test_every_rule_is_in_the_list_and_states_itself() -> None:
-    defined = {f for _, f in inspect.getmembers(sum_scale, inspect.isfunction) if f.__module__ == sum_scale.__name__}
-    assert defined == {*sum_scale.RULES, sum_scale.check_previous_scale}
-    assert all(inspect.getdoc(rule) for rule in sum_scale.RULES)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +72,3 @@ def test_own_weights_are_those_that_weights_are_made_of(algorithm: Algorithm) ->
     own = [algorithm.own_weight(report) for report in reports]
     total = sum(number or 0.0 for number in own)
     assert algorithm.weigh(reports) == pytest.approx([(number or 0.0) / total for number in own], rel=1e-15)
-
-
-def test_configs_of_before_have_the_reports_scale() -> None:
-    assert ADDED["system.sum_scale"] == SystemConfig().sum_scale == "reports"

@@ -20,9 +20,9 @@ from fedtorch.data.synthetic.gym import prepare
 from fedtorch.metrics.generation import cannot_tell
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.models.generation import Generated
-from fedtorch.setup.checks import single_examples_have_scores
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.remarks import about_metrics
+from fedtorch.setup.rules.evaluation import single_examples_have_scores
 from fedtorch.tasks.fewshot import Example, FewShotTasks
 from fedtorch.text.sentencepiece import decode
 

@@ -16,8 +16,6 @@ from own_rows import classifier, weather, write_rows
 from toy import Quadratic
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from fedtorch.config.load import digest, record_difference, to_dict
-from fedtorch.config.result_keys import ADDED
 from fedtorch.config.schema import ClientConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.seeds import generator_for
@@ -140,16 +138,6 @@ def test_rounds_of_steps_go_on_where_the_last_one_stopped(steps: int, place: str
         runner.run()
         weights.append(runner.context.server.weights)
     assert torch.allclose(*weights, rtol=0, atol=1e-6)
-
-
-def test_old_configs_lack_these_keys_and_are_the_same(tmp_path: Path) -> None:
-    now = make_config(tmp_path, Quadratic(clients={"a": (1.0, 1.0, 3)}), client=ClientConfig())
-    old = to_dict(now)
-    for key in ("group_by_length", "max_tokens_per_batch"):
-        del old["client"][key]
-        assert f"client.{key}" in ADDED
-    assert record_difference(old, to_dict(now)) == []
-    assert digest(now) != digest(replace(now, client=ClientConfig(group_by_length=True)))
 
 
 @pytest.mark.parametrize("key", [{"group_by_length": True}, {"max_tokens_per_batch": 9}])

@@ -24,8 +24,8 @@ from fedtorch.models.networks.hydranet import MASKED, Decoder
 from fedtorch.planning.dry_run import describe
 from fedtorch.rounds.scoring import evaluate
 from fedtorch.setup.build import build
-from fedtorch.setup.checks import the_algorithm_takes_the_precision
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.rules.engine import the_algorithm_takes_the_precision
 from fedtorch.train.batches import SplitBatch
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import LossCurve, Step, train
@@ -325,7 +325,7 @@ def test_gradients_outside_a_step_refuse_fp16_but_not_bf16(algorithm: Algorithm,
 
 @pytest.mark.parametrize("kind", ["torch", "deepspeed"])
 def test_fp16_is_refused_on_a_cpu_without_it(kind: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtorch.setup.checks.has_fp16", lambda device: False)
+    monkeypatch.setattr("fedtorch.setup.rules.engine.has_fp16", lambda device: False)
     task = Quadratic(clients={"a": (1.0, 2.0, 4)})
     engine = EngineConfig(kind=kind, precision="fp16", stage=2 if kind == "deepspeed" else 0)
     with pytest.raises(ConfigError, match="this CPU does not have; set it to bf16 or fp32"):

@@ -19,11 +19,11 @@ from own_rows import ARCHITECTURES, BERT
 from fedtorch.config import load as yaml_config
 from fedtorch.data.own.split_files import split_files
 from fedtorch.main import main as run
-from fedtorch.setup.checks import check
 from fedtorch.setup.data_check import main as data_check
 from fedtorch.setup.data_check import own_task
 from fedtorch.setup.init import main
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.rules import check_plan
 from fedtorch.tasks.own_overview import overview
 from fedtorch.text.byte_bpe import train_subwords
 
@@ -96,7 +96,7 @@ def test_what_is_proposed_fits_the_data_and_passes_the_check(
     config = yaml_config.load(Path("data.yaml"))
     looked = overview(own_task(config.task, config.task_name))
     assert looked.problems == [] and sum(sum(rows.rows.values()) for rows in looked.clients.values()) > 0
-    check(Plan.of(config, 1))
+    check_plan(Plan.of(config, 1))
 
 
 def train_a_round(name: str, models: Path) -> None:

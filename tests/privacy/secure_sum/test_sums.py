@@ -16,18 +16,16 @@ from toy import Quadratic
 from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.scaffold import Scaffold
-from fedtorch.config.load import load, to_dict
-from fedtorch.config.result_keys import ADDED
 from fedtorch.config.schema import ClientsConfig, SystemConfig
 from fedtorch.core.errors import ConfigError, RefusedUpdatesError
 from fedtorch.core.update import Report
 from fedtorch.planning.dry_run import describe
+from fedtorch.planning.promise import describe_public_sum
 from fedtorch.privacy.public_sum import MaskedSum, Masking, PublicSum
 from fedtorch.privacy.secure_sum.openings import Openings
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, TooFewPartiesError
 from fedtorch.privacy.settings import AdaptiveClip, MovingClip, PrivacyConfig, SecureSum
 from fedtorch.setup.build import build
-from fedtorch.setup.secure import describe_public_sum
 
 TASK = Quadratic(clients={f"c{i}": (1.0, i / 3, 4) for i in range(6)}, start=(0.3, -0.7, 1.0), double=False)
 SECURE = PrivacyConfig(clip=0.5, secure_sum=SecureSum())
@@ -74,12 +72,6 @@ def test_a_clip_without_a_use_and_a_public_scale_without_a_clip_are_refused(tmp_
     public = {"privacy": PrivacyConfig(), "system": SystemConfig(sum_scale="public")}
     with pytest.raises(ConfigError, match="privacy.clip, which it follows from, is not set"):
         build(secure(tmp_path, **public), num_ranks=1, rank=0)
-
-
-def test_runs_from_before_these_keys_keep_their_digest() -> None:
-    leaves = to_dict(load())
-    assert leaves["system"]["sum_scale"] == ADDED["system.sum_scale"] and leaves["privacy"]["secure_sum"] is None
-    assert ADDED["privacy.secure_sum"] is None
 
 
 def test_the_dry_run_says_what_becomes_of_what(tmp_path: Path) -> None:

@@ -1,15 +1,15 @@
-"""The rules about `attack`: called in the order of `RULES` and `VECTOR_RULES`, where clients attack."""
+"""Rules about `attack`, which makes clients cheat on purpose."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from difflib import get_close_matches
 
 from fedtorch.algorithms.message import message_bytes
 from fedtorch.core.errors import ConfigError
 from fedtorch.rounds.context import keeps_state
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.rules.subject import Subject
 from fedtorch.train.attacks.rows import LabelledTask
 from fedtorch.train.attacks.settings import COLLUDING, OF_ROWS
 from fedtorch.train.engine import Engine
@@ -17,26 +17,8 @@ from fedtorch.train.engine import Engine
 ALLOWED = "FEDTORCH_TESTING"
 
 
-def check_attack(plan: Plan) -> None:
-    """Apply every rule about a run of which nothing is built yet.
-
-    Raises:
-        ConfigError: of the first rule that is broken.
-    """
-    if plan.config.attack.kind != "none":
-        for rule in RULES:
-            rule(plan)
-
-
-def check_attacks_vectors(plan: Plan, engine: Engine) -> None:
-    """Check the attacks against what is exchanged, once there is an engine."""
-    if plan.config.attack.kind != "none":
-        for rule in VECTOR_RULES:
-            rule(plan, engine)
-
-
 def it_is_on_purpose(plan: Plan) -> None:
-    """A config alone makes nobody cheat."""
+    """Refuse an attack that the environment does not allow: a config alone makes nobody cheat."""
     if os.environ.get(ALLOWED) != "1":
         raise ConfigError(
             f"attack.kind is {plan.config.attack.kind}, which makes clients cheat; set {ALLOWED}=1 in the environment "
@@ -45,7 +27,7 @@ def it_is_on_purpose(plan: Plan) -> None:
 
 
 def attackers_are_clients(plan: Plan) -> None:
-    """Each is one that trains, and somebody is honest."""
+    """Refuse attackers who do not train, and a run without an honest client."""
     attack = plan.config.attack
     if not attack.clients:
         return
@@ -62,7 +44,7 @@ def attackers_are_clients(plan: Plan) -> None:
 
 
 def a_server_combines_what_clients_send(plan: Plan) -> None:
-    """Without one, or where clients are hidden from the records, there is nothing to see of an attack."""
+    """Refuse attacks where nothing is sent, or where clients are hidden from the records."""
     config = plan.config
     if config.paradigm != "federated" or not plan.algorithm.exchanged_vectors:
         raise ConfigError(
@@ -91,7 +73,7 @@ def rows_have_labels(plan: Plan) -> None:
 
 
 def those_who_are_known_can_be_trained(plan: Plan) -> None:
-    """By the rank that hosts an attacker."""
+    """Refuse colluding attackers under `pinned`: no rank has the rows of others."""
     if plan.config.attack.kind in COLLUDING and plan.config.system.placement == "pinned":
         raise ConfigError(
             f"attack.kind is {plan.config.attack.kind}, whose attackers train others' rows, but system.placement is "
@@ -100,7 +82,7 @@ def those_who_are_known_can_be_trained(plan: Plan) -> None:
 
 
 def updates_are_vectors(plan: Plan, engine: Engine) -> None:
-    """A message is no vector that could be turned round."""
+    """Refuse attacks on compressed messages, which are no vectors that could be turned round."""
     if message_bytes(plan.algorithm, engine.shared):
         raise ConfigError(
             f"attack.kind is {plan.config.attack.kind} but clients of algorithm.name {plan.config.algorithm_name} send "
@@ -109,7 +91,7 @@ def updates_are_vectors(plan: Plan, engine: Engine) -> None:
 
 
 def those_who_are_known_keep_nothing(plan: Plan, engine: Engine) -> None:
-    """Refuse known attackers that keep something: it is at their home, where an attacker need not be."""
+    """Refuse colluding attackers where clients keep a state, which is at their home."""
     config = plan.config
     if config.attack.kind in COLLUDING and keeps_state(config, plan.algorithm, engine.private):
         raise ConfigError(
@@ -119,11 +101,18 @@ def those_who_are_known_keep_nothing(plan: Plan, engine: Engine) -> None:
         )
 
 
-RULES: tuple[Callable[[Plan], None], ...] = (
-    it_is_on_purpose,
-    attackers_are_clients,
-    a_server_combines_what_clients_send,
-    rows_have_labels,
-    those_who_are_known_can_be_trained,
+SUBJECT = Subject(
+    "Attacks",
+    applies=lambda plan: plan.config.attack.kind != "none",
+    of_plan=(
+        it_is_on_purpose,
+        attackers_are_clients,
+        a_server_combines_what_clients_send,
+        rows_have_labels,
+        those_who_are_known_can_be_trained,
+    ),
+    of_engine=(
+        updates_are_vectors,
+        those_who_are_known_keep_nothing,
+    ),
 )
-VECTOR_RULES: tuple[Callable[[Plan, Engine], None], ...] = (updates_are_vectors, those_who_are_known_keep_nothing)

@@ -1,0 +1,71 @@
+"""Says before a run what its privacy and its secure sum promise: a part of `--dry-run`."""
+
+from __future__ import annotations
+
+from fedtorch.privacy.accounting import Accountant
+from fedtorch.privacy.client_level import ClientLevel
+from fedtorch.privacy.data_ledger import epsilon_of
+from fedtorch.privacy.secure_sum.terms import threshold_of
+from fedtorch.setup.data_ledger import data_ledger
+from fedtorch.setup.mechanism import noise_of, releases_of, terms_of
+from fedtorch.setup.plan import Plan
+from fedtorch.setup.rules.sums import is_public
+
+_POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+"""Releases of which the dry run shows ε, and the last one."""
+
+
+def describe_private(plan: Plan) -> str:
+    """ε by the number of releases, for `--dry-run`; empty where nothing is promised."""
+    config = plan.config.privacy
+    if config.kind == "none":
+        return ""
+    terms = terms_of(plan, noise_of(plan))
+    said = (
+        f"privacy: with one client or without it (zero-out), Poisson sampling with rate {terms.rate:g} of "
+        f"{terms.clients} clients, noise multiplier {terms.noise_multiplier:g}, delta {config.delta:g}"
+    )
+    if config.simulate:
+        return f"{said}\n  simulated: its noise can be computed by everybody, so nothing is promised"
+    assert config.delta is not None
+    account, rounds = Accountant(terms.rate, terms.noise_multiplier, config.delta), max(1, plan.config.rounds)
+    counts = sorted({count for count in _POINTS if count < rounds} | {rounds})
+    lines = [said, "  round    epsilon", *(f"  {count:>5} {account.epsilon(count):>10.4f}" for count in counts)]
+    if (fits := releases_of(account, plan.config)) < rounds:
+        lines.append(
+            f"  privacy.max_epsilon {config.max_epsilon:g} is enough for {fits} of {rounds} rounds; then code 10"
+        )
+    if (ledger := data_ledger(plan)) is not None and (known := ledger.runs()):
+        left = releases_of(account, plan.config, left=True)
+        total = epsilon_of(known.values(), [(terms.rate, terms.noise_multiplier, left)], config.delta)
+        lines.append(
+            f"  {ledger.path} has {sum(len(run.releases) for run in known.values())} releases of {len(known)} runs on "
+            f"these data; with all rounds of this one they come to epsilon {total:.4f}"
+        )
+    lines += [f"  outside the guarantee: {what}" for what in ClientLevel(terms, None).outside]
+    return "\n".join(lines)
+
+
+def describe_public_sum(plan: Plan) -> str:
+    """Say what the sum becomes, for `--dry-run`; empty where sums are as always."""
+    if not is_public(plan):
+        return ""
+    config = plan.config.privacy
+    scale = f"sums of updates clipped to {config.first_clip:g}, at a scale that follows from it alone, equal weights"
+    if config.secure_sum is None:
+        return f"public scale: {scale}; the server sees every update"
+    count = len(plan.topology.workers)
+    needed = threshold_of(config.secure_sum.threshold, count)
+    lines = [
+        f"secure sum: of {count} workers, which are the parties; {needed} must be there to the end of a round that all "
+        f"take part in; {scale}",
+        "  the server sees the sum of a round, who took part, and of each its rows, steps and seconds",
+        "  kept by the worker: updates, their norms and largest elements, losses and curves; no record has them",
+        "  still sent to the server: scores of clients' evaluation (eval.every: 0 keeps them), states in checkpoints "
+        "where clients keep any and disks are shared",
+        "  refused with it: robust rules, weights by size or loss (Lorar), SCAFFOLD and other rules that look at one "
+        "update, compressed messages, limits on norms, a server that trains clients, single updates on their way",
+        "  against a server that follows the protocol and fewer than "
+        f"{needed} workers with it; not against one that does not, nor differences between rounds",
+    ]
+    return "\n".join(lines)

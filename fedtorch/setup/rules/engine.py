@@ -1,0 +1,141 @@
+"""Rules about the engine: precision, DeepSpeed, ranks that train together, and the model."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fedtorch.config.schema import Config
+from fedtorch.core import devices
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.extras import require
+from fedtorch.core.overrides import overrides
+from fedtorch.setup.plan import Plan
+from fedtorch.setup.rules.subject import Subject
+from fedtorch.tasks.base import Task
+from fedtorch.train.engine import Engine
+from fedtorch.train.precision import has_fp16
+from fedtorch.train.zero import checkpointable
+
+
+def the_algorithm_takes_the_precision(plan: Plan) -> None:
+    """Refuse fp16 for algorithms that take gradients by themselves: no loss scale follows these."""
+    precision = plan.config.engine.precision
+    if precision not in plan.algorithm.limits.precisions:
+        raise ConfigError(
+            f"engine.precision is {precision} but algorithm.name is {plan.config.algorithm_name}, which with these "
+            "settings takes gradients that no loss scale follows; set engine.precision to bf16 or fp32"
+        )
+
+
+def the_device_has_the_precision(plan: Plan) -> None:
+    """Refuse fp16 on a CPU that does not compute in it."""
+    on_cpu = plan.config.system.device == "cpu" or not devices.count()
+    if plan.config.engine.precision == "fp16" and on_cpu and not has_fp16(devices.CPU):
+        raise ConfigError("engine.precision is fp16, which this CPU does not have; set it to bf16 or fp32")
+
+
+def deepspeed_is_installed(plan: Plan) -> None:
+    """Refuse DeepSpeed where it is not installed: it is an extra of the package."""
+    if plan.config.engine.kind == "deepspeed":
+        require("engine.kind: deepspeed", "deepspeed", extra="deepspeed", instead="set engine.kind to torch")
+
+
+def the_algorithm_takes_deepspeed(plan: Plan) -> None:
+    """Refuse an algorithm whose own changes of parameters or gradients DeepSpeed would lose."""
+    engine, algorithm = plan.config.engine, plan.algorithm
+    if engine.kind == "deepspeed" and not {"deepspeed", f"deepspeed/{engine.stage}"} & {*algorithm.limits.engines}:
+        raise ConfigError(
+            f"engine.kind is deepspeed and engine.stage {engine.stage} but algorithm.name is "
+            f"{plan.config.algorithm_name}, which {algorithm.limits.why_not_deepspeed}; set engine.kind to torch"
+        )
+
+
+def deepspeed_has_one_optimizer(plan: Plan) -> None:
+    """Refuse clients with optimisers of several kinds under DeepSpeed, which builds one optimiser."""
+    kinds = {(hp.optimizer, hp.no_decay) for hp in plan.settings}
+    if plan.config.engine.kind == "deepspeed" and len(kinds) > 1:
+        shown = " and ".join(sorted({name for name, _ in kinds})) if len({n for n, _ in kinds}) > 1 else "no_decay"
+        raise ConfigError(
+            f"engine.kind is deepspeed, whose one optimiser serves all clients of a worker, but per_client has several "
+            f"({shown}); give all clients the same client.optimizer and client.no_decay"
+        )
+
+
+def micro_batches_can_be_dealt(plan: Plan) -> None:
+    """Refuse an accumulation that DeepSpeed's ranks of a worker cannot share out evenly."""
+    is_deepspeed = plan.config.engine.kind == "deepspeed"
+    sizes = [size for size in plan.topology.sizes if is_deepspeed and not plan.task.passes_together(size)]
+    for size, odd in ((size, hp.accumulation) for size in sizes for hp in plan.settings if hp.accumulation % size):
+        raise ConfigError(
+            f"client.accumulation is {odd} but the {size} ranks of a worker share a step's micro-batches; "
+            f"set client.accumulation to a multiple of {size} (and client.batch_size lower) or "
+            "system.ranks_per_worker to 1"
+        )
+
+
+def private_weights_are_drawn_from_a_whole_model(plan: Plan) -> None:
+    """Refuse stage 3 where a private start is drawn from the whole model: no rank has one."""
+    config = plan.config
+    draws = overrides(type(plan.task), "draw_private", Task)
+    if config.engine.stage == 3 and config.partition.private and draws:
+        raise ConfigError(
+            f"partition.private is set and the task `{config.task_name}` draws each client's private start from the "
+            "whole model, but engine.stage is 3; set engine.stage to at most 2"
+        )
+
+
+def a_server_with_data_trains_alone(plan: Plan) -> None:
+    """Refuse a server that trains on data of its own and belongs to a worker of several ranks."""
+    system = plan.config.system
+    if max(plan.topology.sizes) > 1 and system.server_works is True and plan.training.server_examples():
+        raise ConfigError(
+            f"system.ranks_per_worker is {system.ranks_per_worker} and system.server_works is true, but the "
+            "server trains on data of its own, alone; set system.server_works to false"
+        )
+
+
+def masters_are_fp32(config: Config, module: nn.Module) -> None:
+    """Refuse parameters that are not fp32 under DeepSpeed, which would round them."""
+    if config.engine.kind == "deepspeed":
+        if odd := next((n for n, p in module.named_parameters() if p.dtype != torch.float32), None):
+            raise ConfigError(f"engine.kind is deepspeed but parameter `{odd}` is not fp32; set engine.kind to torch")
+
+
+def activations_can_be_computed_again(config: Config, module: nn.Module) -> None:
+    """Refuse activation checkpointing for a model that does not offer it."""
+    if config.engine.activation_checkpointing and not checkpointable(module):
+        raise ConfigError(
+            f"engine.activation_checkpointing is true but the model of task `{config.task_name}` does not offer "
+            "it; set it to false"
+        )
+
+
+def something_is_trained(plan: Plan, engine: Engine) -> None:
+    """Refuse rounds in which no parameter can change."""
+    if not engine.trained_names and plan.config.rounds:
+        raise ConfigError(
+            "nothing would be trained: of the model's parameters "
+            f"{len(engine.frozen.names)} are frozen by the partition, {len(engine.fixed)} have requires_grad False; "
+            "take patterns out of partition.frozen, or give the model something to train (task.model.adapter)"
+        )
+
+
+SUBJECT = Subject(
+    "Engine and model",
+    of_plan=(
+        the_algorithm_takes_the_precision,
+        the_device_has_the_precision,
+        deepspeed_is_installed,
+        the_algorithm_takes_deepspeed,
+        deepspeed_has_one_optimizer,
+        micro_batches_can_be_dealt,
+        private_weights_are_drawn_from_a_whole_model,
+        a_server_with_data_trains_alone,
+    ),
+    of_module=(
+        masters_are_fp32,
+        activations_can_be_computed_again,
+    ),
+    of_engine=(something_is_trained,),
+)
