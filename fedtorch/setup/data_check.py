@@ -21,7 +21,7 @@ from fedtorch.core.scores import sharers
 from fedtorch.core.shown import plain
 from fedtorch.core.terminal import PlainConsole, log_to_terminal
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.rules import check_plan
+from fedtorch.setup.rules import check_data
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.own_overview import ClientRows, Overview, draw, overview, some_rows
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
             print(f"{client}: {plain(json.dumps(row, ensure_ascii=False))}")
         if found.problems:
             raise DataError("\n  ".join(["training would refuse these data:", *found.problems[:PROBLEMS_SHOWN]]))
-        check_plan(Plan.of(config, 1))
+        check_data(Plan.of(config, 1))
         return 0
     except FedtorchError as error:
         return print_error(error)

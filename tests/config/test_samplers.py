@@ -133,3 +133,9 @@ def test_a_record_that_lacks_a_key_is_another_runs() -> None:
     less = {**now, "client": {key: value for key, value in now["client"].items() if key != "shuffle"}}
     assert record_difference(less, now) == ["client.shuffle was not set and is now true"]
     assert digest(loaded("")) != digest(loaded("client: {shuffle: false}"))
+
+
+def test_a_second_selection_that_is_not_made_is_another_config() -> None:
+    topk = "algorithm: {{name: fedassistant, compression: topk{}}}"
+    now, changed = (to_dict(loaded(topk.format(more))) for more in ("", ", second_selection: false"))
+    assert record_difference(now, changed) == ["algorithm.second_selection was true and is now false"]

@@ -468,7 +468,7 @@ def test_a_gradient_is_refused_in_fp16_and_a_difference_is_not() -> None:
 
 
 def test_a_state_without_what_feedback_needs_is_refused() -> None:
-    """Of a client what it has not sent, of the server what it left out; where steps are returned both of them too."""
+    """A client keeps what it has not sent, the server what it left out; where steps are returned, both keep them."""
     layout, sparse = Layout(("w",), ((4,),)), {"compression": "topk", "exchange": "star"}
     for settings, of_client, of_server in (
         ({}, [], []),

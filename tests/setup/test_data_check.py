@@ -110,6 +110,14 @@ def test_rows_are_shown_if_they_are_asked_for(folder: Path, capsys: pytest.Captu
     assert (folder / "x.png").is_file() and not (folder / "notes.check.png").exists()
 
 
+def test_what_needs_other_ranks_or_a_permission_is_not_asked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A secure sum is of three workers and more, and an attack wants a word in the environment of its run."""
+    write(folder, [row(i) for i in range(40)])
+    secure = ["privacy={clip: 1.0, secure_sum: {threshold: 0.7}}", "algorithm={name: fedavg, weights: equal}"]
+    for options in (secure, ["attack={kind: signflip, clients: [north]}"]):
+        assert main(["data", "check", "notes.yaml", "--set", *options]) == 0, capsys.readouterr().err
+
+
 def test_ranks_are_not_looked_at_and_a_long_remark_is_one_line(folder: Path, capsys: Any) -> None:
     write(folder, [row(i, site=f"hospital-{i % 12:02}", split="train" if i % 12 else "test") for i in range(48)])
     assert main(["data", "check", "notes.yaml", "--set", "system.ranks_per_worker=3", "client.accumulation=1"]) == 0

@@ -16,7 +16,7 @@ import yaml
 from own_rows import BERT, CLIENTS, names, weather, write_rows
 from ranks import run_ranks
 
-from fedtorch.config.load import digest, load
+from fedtorch.config.load import digest, load, record_difference, to_dict
 from fedtorch.core.errors import ConfigError
 from fedtorch.main import main
 from fedtorch.metrics.chosen import spearman
@@ -234,6 +234,7 @@ def test_nothing_is_chosen_by_a_figure_of_which_less_is_better(capsys: pytest.Ca
 def test_a_config_without_metrics_has_the_digest_that_it_had() -> None:
     one, other = load(written([])), load(written(["macro_f1"]))
     assert digest(one) == digest(load(written([], eval={}))) != digest(other)
+    assert record_difference(to_dict(one), to_dict(other)) == ['eval.metrics was [] and is now ["macro_f1"]']
 
 
 def test_numbers_have_correlations_and_spearmans_is_scipys(tmp_path: Path) -> None:

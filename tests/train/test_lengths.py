@@ -16,6 +16,7 @@ from own_rows import classifier, weather, write_rows
 from toy import Quadratic
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
+from fedtorch.config.load import digest, record_difference, to_dict
 from fedtorch.config.schema import ClientConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.seeds import generator_for
@@ -138,6 +139,12 @@ def test_rounds_of_steps_go_on_where_the_last_one_stopped(steps: int, place: str
         runner.run()
         weights.append(runner.context.server.weights)
     assert torch.allclose(*weights, rtol=0, atol=1e-6)
+
+
+def test_batches_by_length_are_another_config(tmp_path: Path) -> None:
+    now = make_config(tmp_path, Quadratic(clients={"a": (1.0, 1.0, 3)}), client=ClientConfig())
+    assert record_difference(to_dict(now), to_dict(now)) == []
+    assert digest(now) != digest(replace(now, client=ClientConfig(group_by_length=True)))
 
 
 @pytest.mark.parametrize("key", [{"group_by_length": True}, {"max_tokens_per_batch": 9}])

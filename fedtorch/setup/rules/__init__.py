@@ -40,6 +40,15 @@ def check_plan(plan: Plan, subjects: tuple[Subject, ...] = SUBJECTS) -> None:
             rule(plan)
 
 
+def check_data(plan: Plan) -> None:
+    """Apply the rules about clients, training and evaluation, for who looks at data with one rank and trains nobody.
+
+    Raises:
+        ConfigError: of the first rule that is broken.
+    """
+    check_plan(plan, (clients.SUBJECT, algorithm.SUBJECT, engine.SUBJECT, evaluation.SUBJECT))
+
+
 def check_promise(plan: Plan) -> None:
     """Apply the rules of privacy and of the sums that it needs, for who asks only what a run costs.
 
