@@ -29,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from benchmarks.command import console_of, parser_of, write_figures
 from benchmarks.processes import run_ranks
@@ -71,7 +70,9 @@ def _moved(exchange: str, comm: Any, local: Any, own: Sequence[Any], size: int, 
     reports = [Report(NAMES[m.client], norm=m.numbers["norm"], max_abs=m.numbers["max"]) for m in told]
     before = comm.meter.totals()
     if exchange == "star":
-        comm.aggregate(local, reports, _all_of_them, round=0)
+        with comm.open_updates(local, reports, round=0) as updates:
+            for _ in updates or ():
+                pass
         comm.broadcast(local.get(own[0].client).clone())  # the server's choice is as long
     elif exchange == "replicated":
         comm.all_gather_updates(local, [report.client for report in reports], round=0)
@@ -90,12 +91,6 @@ def _numbers(place: int, report: Any) -> Any:
     from fedtorch.comm.wire import Packet
 
     return Packet(place, "numbers", "ok", {"norm": report.norm, "max": report.max_abs}, {})
-
-
-def _all_of_them(updates: Any) -> Tensor:
-    for _ in updates:
-        pass
-    return torch.empty(0)
 
 
 def measure(size: int, one_in: int, ranks: int) -> dict[str, Any]:
@@ -158,14 +153,12 @@ def _round(comm: Any, size: int, each_s: float, clients: int, is_early: bool) ->
     comm.barrier("gather", round=0)
     gathered = comm.gather_reports(reports, round=0)
 
-    def combine(updates: Any) -> Tensor:
-        count = len(updates.reports)
-        if is_early:
-            updates.fix_scale(40, [1.0] * count)
-        total: Tensor = updates.weighted_sum([1.0 / count] * count)
-        return total
-
-    comm.aggregate(local, gathered, combine, round=0)
+    with comm.open_updates(local, gathered, round=0) as updates:
+        if updates is not None:
+            count = len(updates.reports)
+            if is_early:
+                updates.fix_scale(40, [1.0] * count)
+            updates.weighted_sum([1.0 / count] * count)
     comm.barrier("end", round=0)
     return time.perf_counter() - began
 

@@ -61,7 +61,9 @@ def rank_rounds(numbers: int, rounds: int, shares: bool, out: Path) -> None:
             comm.broadcast(weights)
             gathered = comm.gather_reports(reports, round=round)
             shares_of = [1 / max(1, len(gathered))] * len(gathered)
-            comm.aggregate(local, gathered, lambda updates: updates.weighted_sum(shares_of), round=round)  # noqa: B023
+            with comm.open_updates(local, gathered, round=round) as updates:
+                if updates is not None:
+                    updates.weighted_sum(shares_of)
             seconds.append(time.perf_counter() - begun)
         if rank == 0:
             out.write_text(json.dumps({"seconds": seconds[1:], "bytes": (carried() - before) / rounds}))

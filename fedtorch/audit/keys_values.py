@@ -103,7 +103,7 @@ def overheard(subject: Subject, client: str) -> Mapping[int, Words]:
     context, components = subject.context, subject.context.components
     module, found = components.engine.module, {USER: Words(), ASSISTANT: Words()}
     assert isinstance(module, TwoSide)
-    components.engine.load(context.shared, private_weights(components, client, context.store.get(client)))
+    components.engine.load(context.vectors.weights, private_weights(components, client, context.store.get(client)))
     for example in list(subject.examples(client))[:MOST_DIALOGS]:
         batch = components.training.collate([example], True)
         module.train()

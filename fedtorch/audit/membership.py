@@ -56,7 +56,7 @@ def losses(subject: Subject, client: str, split: str) -> list[float]:
     """Mean loss of each row, with the weights received last and the client's private ones."""
     context, components = subject.context, subject.context.components
     task, engine = components.task, components.engine
-    engine.load(context.shared, private_weights(components, client, context.store.get(client)))
+    engine.load(context.vectors.weights, private_weights(components, client, context.store.get(client)))
     engine.module.eval()
     found = []
     for example in list(task.load(client, split))[:MOST_ROWS]:

@@ -37,7 +37,7 @@ def why_not(subject: Subject) -> str:
     if not subject.layers.first_weight:
         return "no matrix that embedded tokens are multiplied by is sent"
     try:
-        subject.layers.inputs(subject.context.shared.new_zeros(1, 2).long())
+        subject.layers.inputs(subject.context.vectors.weights.new_zeros(1, 2).long())
     except Exception as error:  # whatever a model says that wants more than tokens
         return f"the model cannot be asked about single tokens ({type(error).__name__})"
     return ""

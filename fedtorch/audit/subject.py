@@ -153,7 +153,7 @@ class Subject:
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
         """Weights that clients train from, by name; everybody who takes part has them."""
-        return self.context.components.engine.shared.view(self.context.shared)
+        return self.context.components.engine.shared.view(self.context.vectors.weights)
 
     def named(self, flat: Tensor) -> Mapping[str, Tensor]:
         """Views of a flat update by the names of parameters."""
@@ -193,7 +193,7 @@ class Subject:
 
     def load_server(self) -> None:
         """Put the weights that clients train from into the engine."""
-        self.context.components.engine.load(self.context.shared, None)
+        self.context.components.engine.load(self.context.vectors.weights, None)
 
 
 @contextmanager
@@ -227,7 +227,7 @@ def opened(
         built = build(loaded, num_ranks=1, rank=0)
         context = RoundContext(built.components(LocalCommunicator(built.names), checkpoints, stop=lambda: False))
         if context.algorithm.exchanged_vectors:
-            context.shared.copy_(built.engine.initial_shared)
+            context.vectors.weights.copy_(built.engine.initial_shared)
         if found is not None:
             restore(context, found.round)
         evaluation = Evaluation(context)

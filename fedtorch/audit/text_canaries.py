@@ -131,7 +131,7 @@ def exposure(context: RoundContext, secret: Secret) -> float:
     """
     components = context.components
     task, engine = components.training, components.engine
-    engine.load(context.shared, private_weights(components, secret.client, context.store.get(secret.client)))
+    engine.load(context.vectors.weights, private_weights(components, secret.client, context.store.get(secret.client)))
     engine.module.eval()
     losses = [float(task.loss(engine.module, task.collate([row], False))[0]) for row in secret.rows]
     own, *others = losses

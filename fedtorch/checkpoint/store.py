@@ -59,7 +59,8 @@ class Checkpoints:
     client's files. A resume then goes on from what all ranks have agreed on (`resumed`).
     """
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
+    def __init__(self, folder: Path, *, keep: int, apart: Apart | None = None) -> None:
+        """apart: where hosts have disks of their own; None: all ranks see the same `folder`."""
         if keep < 1:
             raise ValueError(f"`keep` is {keep}; at least one checkpoint must be kept")
         self.folder = folder
@@ -70,8 +71,7 @@ class Checkpoints:
         """Of the last checkpoint written or loaded, for unchanged clients."""
         self._lines = ClientLines()
         self._retiring = Retiring(folder, keep)
-        self.apart: Apart | None = None
-        """None: all ranks see the same `folder`."""
+        self.apart = apart
         self.resumed: Manifest | None = None
         """The checkpoint that `at` gives for its round, where ranks cannot all read it."""
 

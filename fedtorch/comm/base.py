@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 
 from torch import Tensor
@@ -28,9 +29,6 @@ from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.privacy.public_sum import Masking
 
 log = logging.getLogger(__name__)
-
-
-Combine = Callable[[AcceptedUpdates], Tensor]
 
 
 class Communicator(ABC):
@@ -165,25 +163,25 @@ class Communicator(ABC):
 
         exponent: on the server, of the scale of the round's sum, None: it is not known; ignored elsewhere. ranks:
         client that will have an update -> rank that it will be on; the same on all ranks.
-        The sum that comes of it counts in the `aggregate` of the same round where it is what is asked for there. From
-        here to `Early.finish` no rank calls anything but `heartbeat`, `barrier` and what counts arrivals.
+        The sum that comes of it counts in the `open_updates` of the same round where it is what is asked for there.
+        From here to `Early.finish` no rank calls anything but `heartbeat`, `barrier` and what counts arrivals.
         """
         return None
 
     @abstractmethod
-    def aggregate(
-        self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int, secret: bool = False
-    ) -> Tensor | None:
-        """Call `combine` with the accepted updates on the server and return its result there; elsewhere None.
+    def open_updates(
+        self, local: UpdateBuffer, accepted: Sequence[Report], *, round: int, secret: bool = False
+    ) -> AbstractContextManager[AcceptedUpdates | None]:
+        """Open the accepted updates in a `with`, on all ranks: on the server to be combined there; elsewhere None.
 
-        Elsewhere this takes part in what `combine` needs; `comm.sums.aggregation` has the protocol.
+        Other ranks answer the server's requests before their block begins; `comm.sums.aggregation` has the protocol.
 
         local: the updates of this rank's clients; the same length and dtype on all ranks.
         accepted: on the server, some of the reports of the last `gather_reports`; ignored elsewhere.
         secret: the other ranks are told of their own clients alone, and no rank but the server sees what others send;
         all updates of the round then have the same places.
-        If `combine` raises, so does this on every rank: the same error on the server, FedtorchError elsewhere, which
-        is RefusedUpdatesError where that of the server is.
+        If the server's block raises, so does the `with` of every rank: FedtorchError, which is RefusedUpdatesError
+        where the server's error is.
         """
 
     @abstractmethod

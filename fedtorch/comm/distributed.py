@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fedtorch.comm import mail
-from fedtorch.comm.base import Combine, Communicator
+from fedtorch.comm.base import Communicator
 from fedtorch.comm.job.addresses import bind, check_master
 from fedtorch.comm.job.arrivals import SharedArrivals
 from fedtorch.comm.job.disconnect import DisconnectMonitor
@@ -28,6 +28,7 @@ from fedtorch.comm.job.store import JobMember
 from fedtorch.comm.options import CommOptions, Network
 from fedtorch.comm.sparse.messages import all_gather_updates, count_replicated
 from fedtorch.comm.sparse.peers import GroupPeers
+from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.aggregation import Aggregation, Request, Term
 from fedtorch.comm.sums.early import Early
 from fedtorch.comm.sums.early_sides import begin_early
@@ -259,28 +260,29 @@ class DistributedCommunicator(Communicator):
         self._early = begin_early(self._aggregation(local, round), self._store, exponent, exchange, ranks, self._early)
         return self._early
 
-    def aggregate(
-        self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int, secret: bool = False
-    ) -> Tensor | None:
-        """Combine the round's updates by the protocol of `comm.sums.aggregation`."""
+    @contextmanager
+    def open_updates(
+        self, local: UpdateBuffer, accepted: Sequence[Report], *, round: int, secret: bool = False
+    ) -> Iterator[AcceptedUpdates | None]:
+        """Open the round's updates by the protocol of `comm.sums.aggregation`."""
         self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
         aggregation = replace(self._aggregation(local, round), is_secret=secret)
         if not self.is_server:
             answer_requests(aggregation)
-            return None
+            yield None
+            return
         if unknown := [report.client for report in accepted if report.client not in self._places]:
             aggregation.broadcast_request(Request(Op.ABORT))
             raise ValueError(f"client `{unknown[0]}` was accepted but was not in the last gather_reports")
         self._count_updates(local, accepted)
         updates = DistributedUpdates(aggregation, accepted, self._places, self._options.exchange, self._early)
         try:
-            result = combine(updates)
+            yield updates
         except BaseException as error:
             if not self._group.is_broken:
                 updates.finish(Op.REFUSED if isinstance(error, RefusedUpdatesError) else Op.ABORT)
             raise
         updates.finish(Op.DONE)
-        return result
 
     def all_gather_updates(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
         """Give every rank all updates: one all-gather, in which each sends as much as the longest one."""

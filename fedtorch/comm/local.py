@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from fedtorch.comm.base import Combine, Communicator
+from fedtorch.comm.base import Communicator
 from fedtorch.comm.sparse.messages import count_replicated
 from fedtorch.comm.sparse.peers import Alone
 from fedtorch.comm.sums.accepted import AcceptedUpdates
@@ -90,13 +91,14 @@ class LocalCommunicator(Communicator):
         """Those for this rank, encoded and decoded."""
         return self.broadcast_packets(messages.get(0, ()), round=round)
 
-    def aggregate(
-        self, local: UpdateBuffer, accepted: Sequence[Report], combine: Combine, *, round: int, secret: bool = False
-    ) -> Tensor:
-        """`combine` of the accepted updates, through the same integer sum as with many ranks."""
+    @contextmanager
+    def open_updates(
+        self, local: UpdateBuffer, accepted: Sequence[Report], *, round: int, secret: bool = False
+    ) -> Iterator[AcceptedUpdates]:
+        """Open the accepted updates, whose integer sum is that of many ranks."""
         self._count_updates(local, accepted)
         self.faults("payload", round=round)
-        return combine(LocalUpdates(accepted, local, round))
+        yield LocalUpdates(accepted, local, round)
 
     def all_gather_updates(self, local: UpdateBuffer, accepted: Sequence[str], *, round: int) -> list[Tensor]:
         """They are all here."""

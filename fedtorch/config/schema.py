@@ -15,12 +15,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from fedtorch.checkpoint.settings import CheckpointConfig
 from fedtorch.config.clients import ClientsConfig
-from fedtorch.config.system import CheckpointConfig, RunConfig, SystemConfig, TrackConfig
+from fedtorch.config.system import RunConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import LARGEST, Count, Whole
 from fedtorch.core.settings import ServerConfig
 from fedtorch.privacy.settings import PrivacyConfig
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.train.attacks.settings import AttackConfig
 from fedtorch.train.settings import ClientConfig, EngineConfig
 

@@ -44,38 +44,6 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
-    """`checkpoint`: how often the state is saved for a resume."""
-
-    every: Count = 1
-    """Rounds between checkpoints; one is also written at the end and on a signal."""
-    overlap: bool = False
-    """Let the server write its part while the clients of the next round train, so that they need not wait; a run that
-    is killed meanwhile goes on from the checkpoint before. Same files. The last checkpoint is waited for."""
-    keep: Count = 2
-    """Checkpoints kept, the newest ones; the best model is kept apart."""
-    save_retries: Whole = 3
-    """Rounds in a row in which saving may fail (disk full) before the run ends."""
-    missing_clients: Literal["refuse", "restart"] = "refuse"
-    """At a resume, where hosts have disks of their own: a client's state that is not on the disk where the client
-    lives (the disk was lost, the client has moved) is an error, or the client starts anew."""
-
-
-@dataclass(frozen=True)
-class TrackConfig:
-    """`track`: what is shown and logged while the run goes on."""
-
-    tensorboard: bool = True
-    """Write event files, one folder per client; false: not even where `run.trackers` has tensorboard."""
-    step_curves: bool = True
-    """Log every client's training loss over its steps."""
-    progress: Literal["auto", "bar", "lines", "off"] = "auto"
-    """On the terminal: a bar, one line per round, or nothing; auto: a bar on a terminal, else lines."""
-    client_limit: Whole = 50
-    """With more clients than this: quantiles and the worst ten in place of one curve per client."""
-
-
-@dataclass(frozen=True)
 class SystemConfig:
     """`system`: how the work is done; `device`, `deterministic` and `threads` can change the result's last bits."""
 

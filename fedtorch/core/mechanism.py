@@ -25,12 +25,12 @@ class RoundFacts:
     """client -> its weight in the combination"""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """by phase"""
-    loss: float | None = None
-    """the mean over the clients where there are no reports"""
     traffic: Mapping[str, float] = field(default_factory=dict)
-    """bytes and messages"""
+    """`bytes_up`, `bytes_down`, and more; names with a slash are recorded, not drawn"""
     figures: Mapping[str, float] = field(default_factory=dict)
-    """further numbers; a name with a slash is a tag of its own"""
+    """further numbers of the server, drawn as `round/<name>`; a name with a slash is the tag itself"""
+    loss: float | None = None
+    """the mean over the clients where there are no reports, if it is known"""
     shown: Sequence[tuple[str, str]] = ()
     """(name, text) of what else the console's line says"""
 
@@ -39,13 +39,13 @@ class Mechanism:
     """Stands between clients and those who see what is released; this one does nothing, and promises nothing.
 
     In a round: `begin` and `draw` on the server, `enter` elsewhere; `outgoing` and `reported` where a client trained;
-    `combination` and, once the exchange counts, `release` on the server; `facts` for its record. Where `release` gives
+    `combine` and, once the exchange counts, `release` on the server; `facts` for its record. Where `release` gives
     nothing, all of it is done again, from `begin` on.
     """
 
     hides_clients: bool = False
     """is it kept from all but the server who takes part? Then the server draws (`draw`) and tells each worker its own
-    clients; `Communicator.aggregate` is called with `secret`; and what is said of clients names none of them"""
+    clients; `Communicator.open_updates` is called with `secret`; and what is said of clients names none of them"""
     shows_losses: bool = True
     """may the mean loss of a round be recorded?"""
     shows_scores: bool = True
@@ -94,9 +94,9 @@ class Mechanism:
         """Report of a client's round, as the server gets it."""
         return report
 
-    def combination(self, otherwise: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-        """Combine the accepted updates into one vector; otherwise: the algorithm's own way."""
-        return otherwise
+    def combine(self, updates: Any, otherwise: Callable[[Any], Tensor]) -> Tensor:
+        """On the server: the accepted updates as one vector; otherwise: the algorithm's own way to make it."""
+        return otherwise(updates)
 
     def settled(self, round: int) -> Collection[str] | None:
         """On the server: the clients of whom the round's sum is known already, which no repetition changes.
@@ -106,7 +106,7 @@ class Mechanism:
         return None
 
     def release(self, round: int, total: Tensor, server: ServerState, places: Places | None) -> Tensor | None:
-        """On the server, once it counts: what the algorithm steps along, of what `combination` made.
+        """On the server, once it counts: what the algorithm steps along, of what `combine` made.
 
         None, only with `may_withhold`: nothing of it may leave, and the round is done again with whom `draw` then
         names. server: `server.accepted` are the reports behind it. places: what of the vectors travelled; None: all.

@@ -92,6 +92,9 @@ def _everywhere(client: str) -> None:
     return None
 
 
+Lender = Callable[[int, torch.dtype, int], Tensor | None]
+"""Gives a vector of a size and dtype, of which at most so many are asked for; None: it has none."""
+
 _SUMS = 4  # vectors beside the updates: the next one's, and sums that an algorithm may have at a time
 
 
@@ -110,17 +113,29 @@ class UpdateBuffer:
     (`places`), only these are kept.
     """
 
-    def __init__(self, size: int, dtype: torch.dtype, folder: Path, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        size: int,
+        dtype: torch.dtype,
+        folder: Path,
+        memory_bytes: int,
+        *,
+        places: Callable[[str], Places | None] | None = None,
+        layout: Layout | None = None,
+        lender: Lender | None = None,
+    ) -> None:
+        """Keep nothing yet.
+
+        places: what travels of a client's update in this round, the same on all ranks; None, or where it returns None:
+            all of it.
+        layout: of each vector in an update, where they are such; for the algorithm.
+        lender: lends a vector for an update or a sum; None, or where it returns None: it is made here.
+        """
         self.size, self.dtype, self.folder = size, dtype, folder
-        self.places: Callable[[str], Places | None] = _everywhere
-        """what travels of a client's update in this round, the same on all ranks; None: all of it"""
-        self.layout: Layout | None = None
-        """of each vector in an update, where they are such; for the algorithm"""
+        self.places, self.layout, self._lender = places or _everywhere, layout, lender or _nobody
         self.sums = KeptVectors(self._make)
         """for what updates come to, and for the windows in which they do; their memory is kept for the next round's"""
         self.capacity = max(1, memory_bytes // max(1, size * dtype.itemsize))
-        self.lender: Callable[[int, torch.dtype, int], Tensor | None] = _nobody
-        """lends a vector for an update or a sum: its size, dtype, and how many there are at most; None: make it here"""
         self._free: list[Tensor] = []
         self._blank: Tensor | None = None
         self._held: dict[str, Tensor | Path] = {}
@@ -134,7 +149,7 @@ class UpdateBuffer:
     def _make(self, size: int, dtype: torch.dtype) -> Tensor:
         """A vector, shape (size,), in which anything may be left."""
         wanted = size == self.size and dtype == self.dtype
-        lent = self.lender(size, dtype, self.capacity + _SUMS) if wanted else None
+        lent = self._lender(size, dtype, self.capacity + _SUMS) if wanted else None
         return torch.empty(size, dtype=dtype) if lent is None else lent
 
     def length(self, client: str) -> int:

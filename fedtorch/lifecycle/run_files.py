@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,9 @@ def open_run(built: BuiltRun, comm: Communicator, start: int | None, command: st
         config.folder,
         clients=() if config.privacy.kind == "client" else built.names,
         rounds=config.rounds,
-        tensorboard=False,  # one of `run.trackers`
+        settings=replace(config.track, tensorboard=False),  # TensorBoard is one of `run.trackers`
         trackers=make_trackers(config),
         config=to_dict(config, masked=True),
-        step_curves=config.track.step_curves,
-        client_limit=config.track.client_limit,
-        progress=config.track.progress,
         resume_round=start,
         has_times=config.tells_times,
         metric=chooses_by(config.eval, built.task),

@@ -33,9 +33,8 @@ RESUME_MODES = ("auto", "never", "force")
 def begin(built: BuiltRun, comm: Communicator, resume: str) -> tuple[Checkpoints, int | None]:
     """The run's checkpoints, as this rank sees them, and the round that it is resumed from; None: it begins anew."""
     config = built.config
-    checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep)
-    disks = find_disks(comm, config.folder)
-    checkpoints.apart = keep_apart(comm, disks, built.placement, built.topology)
+    apart = keep_apart(comm, find_disks(comm, config.folder), built.placement, built.topology)
+    checkpoints = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep, apart=apart)
     start = find_start(built, comm, checkpoints, resume)
     if start is None and checkpoints.apart is not None and checkpoints.apart.leads:
         set_aside(config, checkpoints.aside)

@@ -30,7 +30,7 @@ from fedtorch.privacy.adaptive import bit_noise, moved, noised_count, update_noi
 from fedtorch.privacy.clip import bound, exponent_of
 from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.noise import ADD, Noise
-from fedtorch.privacy.public_sum import MaskedSum, Masking, WholeSum, settled_clients
+from fedtorch.privacy.public_sum import Masking, exact_sum, settled_clients
 from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.privacy.stream import Stream, chosen, derived
 
@@ -173,11 +173,9 @@ class ClientLevel(Mechanism):
             kept = replace(kept, examples=report.examples, loss_mean=report.loss_mean)
         return kept
 
-    def combination(self, otherwise: Callable[[Any], Tensor]) -> WholeSum:
-        """The exact sum, with equal weights, whatever the algorithm's are."""
-        if self.masking is not None:
-            return MaskedSum(self.exponent, self._clip, self.masking)
-        return WholeSum(self.exponent, self._clip)
+    def combine(self, updates: Any, otherwise: Callable[[Any], Tensor]) -> Tensor:
+        """Exact sum with equal weights, whatever the algorithm's are."""
+        return exact_sum(updates, self.exponent, self._clip, self.masking)
 
     def settled(self, round: int) -> Collection[str] | None:
         """Take the round's outcome over from the ledger."""

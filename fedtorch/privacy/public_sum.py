@@ -22,18 +22,6 @@ from fedtorch.privacy.secure_sum.openings import Openings
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, TooFewPartiesError, threshold_of
 
 
-class WholeSum:
-    """Takes the exact sum of the accepted updates at the public scale, float64; the server looks at no single one."""
-
-    def __init__(self, exponent: int, clip: float) -> None:
-        self.exponent, self.clip = exponent, clip
-
-    def __call__(self, updates: Any) -> Tensor:
-        """Σ k_i; `updates` are `comm.sums.accepted.AcceptedUpdates`."""
-        total: Tensor = updates.whole_sum(self.exponent, self.clip)
-        return total
-
-
 @dataclass
 class Masking:
     """Settings that a run's secure sums share."""
@@ -82,37 +70,35 @@ class Masking:
         return threshold_of(self.threshold, self.counts.setdefault(round, len(parties)))
 
 
-class MaskedSum(WholeSum):
-    """Sum of which the server sees nothing else. Opened once: its outcome is given again after a loss."""
+def exact_sum(updates: Any, exponent: int, clip: float, masking: Masking | None) -> Tensor:
+    """Σ k_i of the accepted updates at the public scale 2^exponent, float64; the server looks at no single one.
 
-    def __init__(self, exponent: int, clip: float, masking: Masking) -> None:
-        super().__init__(exponent, clip)
-        self.masking = masking
+    updates: `comm.sums.accepted.AcceptedUpdates`. masking: of a secure sum, of which the server sees nothing else and
+    which is opened once: its outcome is given again after a loss. None: there is none.
 
-    def __call__(self, updates: Any) -> Tensor:
-        """Σ k_i.
-
-        Raises:
-            RefusedUpdatesError: the round is given up, of all clients.
-        """
-        openings, round = self.masking.openings, (updates.round, self.masking.attempt)
-        names = [report.client for report in updates.reports]
-        if (settled := openings.settled(round)) is not None:
-            total: Tensor = updates.zeros()
-            return total if settled.total is None else total.copy_(total.new_tensor(settled.total))
-        if not openings.may_open(round, names):
-            why = "the round's sum was opened with other clients before, and cannot be with these; it is given up"
-            return self._give_up(round, names, why)
-        try:
-            total = updates.masked_sum(self.exponent, self.clip, self.masking, lambda: openings.open(round, names))
-        except (TooFewPartiesError, BrokenProtocolError, RefusedUpdatesError) as error:
-            return self._give_up(round, names, f"the secure sum of the round is given up: {error}")
-        openings.settle(round, names, total.numpy().copy())
+    Raises:
+        RefusedUpdatesError: of all clients: the secure sum of the round is given up.
+    """
+    if masking is None:
+        total: Tensor = updates.whole_sum(exponent, clip)
         return total
-
-    def _give_up(self, round: tuple[int, int], names: Collection[str], why: str) -> Tensor:
-        self.masking.openings.settle(round, (), None)
+    openings, round = masking.openings, (updates.round, masking.attempt)
+    names = [report.client for report in updates.reports]
+    if (settled := openings.settled(round)) is not None:
+        total = updates.zeros()
+        return total if settled.total is None else total.copy_(total.new_tensor(settled.total))
+    if not openings.may_open(round, names):
+        openings.settle(round, (), None)
+        why = "the round's sum was opened with other clients before, and cannot be with these; it is given up"
         raise RefusedUpdatesError(dict.fromkeys(names, why))
+    try:
+        total = updates.masked_sum(exponent, clip, masking, lambda: openings.open(round, names))
+    except (TooFewPartiesError, BrokenProtocolError, RefusedUpdatesError) as error:
+        openings.settle(round, (), None)
+        why = f"the secure sum of the round is given up: {error}"
+        raise RefusedUpdatesError(dict.fromkeys(names, why)) from None
+    openings.settle(round, names, total.numpy().copy())
+    return total
 
 
 class PublicSum(Mechanism):
@@ -139,18 +125,12 @@ class PublicSum(Mechanism):
         kept = Report(report.client, report.status, steps=report.steps, seconds=report.seconds)
         return replace(kept, examples=report.examples)
 
-    def combination(self, otherwise: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-        """The mean with equal weights at the public scale."""
-        whole = WholeSum(self.exponent, self.clip)
-        summed = whole if self.masking is None else MaskedSum(self.exponent, self.clip, self.masking)
-
-        def mean(updates: Any) -> Tensor:
-            total = summed(updates)
-            values = total.numpy()
-            np.multiply(values, math.ldexp(1.0, -self.exponent) / max(1, len(updates.reports)), out=values)
-            return total.to(updates.dtype)
-
-        return mean
+    def combine(self, updates: Any, otherwise: Callable[[Any], Tensor]) -> Tensor:
+        """Mean with equal weights at the public scale, whatever the algorithm's are."""
+        total = exact_sum(updates, self.exponent, self.clip, self.masking)
+        values = total.numpy()
+        np.multiply(values, math.ldexp(1.0, -self.exponent) / max(1, len(updates.reports)), out=values)
+        return total.to(updates.dtype)
 
     def settled(self, round: int) -> Collection[str] | None:
         """Return what became of the round; None: nothing yet."""

@@ -67,43 +67,6 @@ class Decision:
     """where every rank sums a slice of the messages: what was kept of the sum, on all ranks"""
 
 
-@dataclass
-class Combination:
-    """Call that `Communicator.aggregate` makes on the server with the accepted updates."""
-
-    algorithm: Algorithm
-    """weighs and combines"""
-    server: ServerState
-    """before the step"""
-    weights: dict[str, float] = field(default_factory=dict)
-    """after the call: client -> weight"""
-    figures: dict[str, float] = field(default_factory=dict)
-    """after the call: what the algorithm measured"""
-    kept: dict[str, float] = field(default_factory=dict)
-    """after the call: client -> the share of its weight that counts"""
-
-    def __call__(self, updates: Updates) -> Tensor:
-        """Combine the updates.
-
-        Raises:
-            RefusedUpdatesError: there are clients without whom it has to be done again.
-        """
-        try:
-            weights = self.algorithm.weigh(updates.reports)
-        except NothingToWeighError as error:
-            raise RefusedUpdatesError({report.client: str(error) for report in updates.reports}) from error
-        self.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
-        if endless := {name: weight for name, weight in self.weights.items() if not math.isfinite(weight)}:
-            raise RefusedUpdatesError({name: f"what it reports weighs {weight}" for name, weight in endless.items()})
-        combined = self.algorithm.aggregate(updates, weights)
-        if not updates.is_finite(combined):
-            why = "it is one of those that came to NaN or infinity together"
-            raise RefusedUpdatesError({report.client: why for report in updates.reports})
-        self.figures = dict(self.algorithm.measure(self.server, updates, weights))
-        self.kept = dict(updates.kept)
-        return combined
-
-
 def exchange(context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> Decision:
     """Decide and combine; changes nothing, for it is done again when a worker is lost in it.
 
@@ -145,16 +108,35 @@ def _combine(context: RoundContext, decision: Decision) -> None:
     if context.has_messages:
         decision.messages = replicas.collect(context, decision.accepted)
         return
-    combine = Combination(context.algorithm, context.server)
-    scaled = combine if context.scale is None else context.scale.combination(combine)
-    decision.combined = context.comm.aggregate(
-        context.updates,
-        decision.accepted,
-        context.mechanism.combination(scaled),
-        round=context.round,
-        secret=context.mechanism.hides_clients,
-    )
-    decision.weights, decision.figures, decision.kept = combine.weights, combine.figures, combine.kept
+    hides = context.mechanism.hides_clients
+    with context.comm.open_updates(context.updates, decision.accepted, round=context.round, secret=hides) as updates:
+        if updates is not None:
+            if context.scale is not None:
+                context.scale.fix(updates)
+            decision.combined = context.mechanism.combine(
+                updates, lambda updates: _combined(context.algorithm, context.server, updates, decision)
+            )
+
+
+def _combined(algorithm: Algorithm, server: ServerState, updates: Updates, decision: Decision) -> Tensor:
+    """The updates in the algorithm's own way; `decision` is told weights, figures and what was kept of each client.
+
+    Raises:
+        RefusedUpdatesError: there are clients without whom it has to be done again.
+    """
+    try:
+        weights = algorithm.weigh(updates.reports)
+    except NothingToWeighError as error:
+        raise RefusedUpdatesError({report.client: str(error) for report in updates.reports}) from error
+    decision.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
+    if endless := {name: weight for name, weight in decision.weights.items() if not math.isfinite(weight)}:
+        raise RefusedUpdatesError({name: f"what it reports weighs {weight}" for name, weight in endless.items()})
+    combined = algorithm.aggregate(updates, weights)
+    if not updates.is_finite(combined):
+        why = "it is one of those that came to NaN or infinity together"
+        raise RefusedUpdatesError({report.client: why for report in updates.reports})
+    decision.figures, decision.kept = dict(algorithm.measure(server, updates, weights)), dict(updates.kept)
+    return combined
 
 
 def _impossible(

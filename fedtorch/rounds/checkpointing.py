@@ -135,7 +135,7 @@ def restore(context: RoundContext, round: int, only: Collection[str] | None = No
     if context.comm.is_server:
         saved = checkpoints.load_server(found)
         check_server(context, saved, found.folder, round)
-        for name, plane in context.split_vectors(context.received).items():
+        for name, plane in context.vectors.by_name().items():
             plane.copy_(saved.tensors.pop(name))
         context.server.tensors.update(saved.tensors)
         context.server.numbers = saved.numbers
@@ -147,7 +147,8 @@ def restore(context: RoundContext, round: int, only: Collection[str] | None = No
             check_client(context, name, state, found.folder, round)
             context.store.put(name, state)
     context.members.barrier("restored", may_stop=False)
-    context.progress.round, context.is_fresh, context.only_stepped = round, False, False
+    context.progress.round = round
+    context.vectors.written()
     # what decides about the loop must be known to all
     common = {name: number for name, number in context.server.numbers.items() if name in DECIDING}
     (answered,) = context.comm.broadcast_packets(
@@ -180,7 +181,7 @@ def digest(context: RoundContext) -> str:
         )
     }
     shared = {"weights": context.server.weights} if context.algorithm.exchanged_vectors else {}
-    shared |= {name: tensor for name, tensor in context.server.tensors.items() if name in context.varying.held}
+    shared |= {name: tensor for name, tensor in context.server.tensors.items() if name in context.vectors.varying.held}
     return digest_of({**states, **shared}) if context.comm.is_server else ""
 
 
@@ -231,8 +232,8 @@ def _messages(context: RoundContext, written: Mapping[str, tuple[float, ...]]) -
 def _write(context: RoundContext, gathered: Sequence[Packet], is_last: bool) -> str:
     """`ok`, `retry`, `failed` or `nonfinite`; on the server."""
     numbers, components = context.server.numbers, context.components
-    varying = [context.server.tensors.get(name, held) for name, held in context.varying.held.items()]
-    if not all(map(is_finite, (context.received, *varying))):
+    varying = [context.server.tensors.get(name, held) for name, held in context.vectors.varying.held.items()]
+    if not all(map(is_finite, (context.vectors.flat, *varying))):
         return "nonfinite"
     failures = int(numbers.pop(FAILED_SAVES, 0))  # no part of what is saved
     try:

@@ -73,7 +73,7 @@ class ClientScorer:
         context, results = self.context, {}
         for name in self.here(split):
             private = private_weights(context.components, name, context.store.get(name))
-            scores = self._score(name, split, context.shared, private)
+            scores = self._score(name, split, context.vectors.weights, private)
             results[name] = {f"{RECEIVED}{n}": pair for n, pair in scores.items() if not n.startswith(COUNT)}
         return results
 
@@ -84,7 +84,7 @@ class ClientScorer:
         has_best = BestModel(context.server).round is not None
         if at_best and has_best and not BestModel(state).has_client_model:
             state = ClientState()  # as in the best round: it trained only later
-        received = context.shared
+        received = context.vectors.weights
         weights = context.algorithm.eval_weights(received, state)
         is_trained = context.config.eval.point == "trained" and state.numbers.get(TRAINED_ROUND) == context.round - 1
         if weights is received and is_trained:

@@ -67,7 +67,7 @@ def release(context: RoundContext, combined: Tensor | None, accepted: Sequence[R
     if context.comm.is_server:
         assert combined is not None
         context.server.accepted = list(accepted)
-        places = context.sent_places(context.comm.names[0])
+        places = context.updates.places(context.comm.names[0])
         try:
             grad = context.mechanism.release(context.round, combined, context.server, places)
             status = "ok" if grad is not None else _WITHHELD

@@ -88,10 +88,10 @@ class Evaluation:
         context = self.context
         if context.comm.is_server and self.best.server_weights is not None:
             context.server.weights.copy_(self.best.server_weights)
-            for name in context.varying.held:
+            for name in context.vectors.varying.held:
                 context.server.tensors.pop(name, None)
-            context.server.tensors.update(self.best.server_varying(context.varying.held))
-        context.is_fresh = context.only_stepped = False
+            context.server.tensors.update(self.best.server_varying(context.vectors.varying.held))
+        context.vectors.written()
         context.broadcast()
 
     def _own_rounds(self, names: Iterable[str]) -> dict[str, int]:
@@ -158,7 +158,9 @@ class Evaluation:
                 means[metric] = micro if config.merge else macro
         is_best = self.metric in means and self._is_best(self.best, means)
         if is_best:
-            varying = {name: server.tensors[name] for name in self.context.varying.held if name in server.tensors}
+            varying = {
+                name: server.tensors[name] for name in self.context.vectors.varying.held if name in server.tensors
+            }
             self.best.keep_server_weights(server.weights, varying)
         return is_best
 
@@ -211,7 +213,7 @@ class Evaluation:
         The server keeps the best of what all clients share, unless each has a best round of its own.
         """
         weights, private = self.scorer.model(name)
-        is_own = self.by_client or weights.data_ptr() != self.context.shared.data_ptr()
+        is_own = self.by_client or weights.data_ptr() != self.context.vectors.weights.data_ptr()
         BestModel(state).keep_client_model(weights.clone() if is_own else None, private)
         self._commit(name, state)
 

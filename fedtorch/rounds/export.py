@@ -91,7 +91,7 @@ class ModelWriter:
     def is_own(self, name: str) -> bool:
         """Is a client evaluated with other weights than the server's?"""
         weights, private = self.scorer.model(name, at_best=True)
-        return private is not None or weights.data_ptr() != self.context.shared.data_ptr()
+        return private is not None or weights.data_ptr() != self.context.vectors.weights.data_ptr()
 
     def place_of(self, name: str) -> Path:
         """Where a client's model goes."""
@@ -104,7 +104,7 @@ class ModelWriter:
 
     def write_server(self) -> bool:
         """Write the model with the server's weights, and private ones as before the first round, if there are such."""
-        return self.write(self.context.shared, None, self.folder, self.partial / "server")
+        return self.write(self.context.vectors.weights, None, self.folder, self.partial / "server")
 
     def write(self, weights: Tensor, private: Tensor | None, target: Path, partial: Path) -> bool:
         """Write the model with these weights as the folder `target`; called by all ranks of a worker alike.

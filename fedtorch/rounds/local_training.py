@@ -215,12 +215,14 @@ class ClientTrainer:
         """Make the job of an algorithm, which writes the update to `outgoing`."""
         context, components = self.context, self.context.components
         state = context.store.get(client.name)
-        names = (MESSAGE,) if context.has_messages else context.algorithm.exchanged_vectors
+        names, received = context.algorithm.exchanged_vectors, context.vectors.by_name()
+        if context.has_messages:
+            names, received = (MESSAGE,), {**context.server.tensors, **received}
         return ClientJob(
             client=client,
             round=context.round,
             run_seed=context.config.run.seed,
-            received=context.server_vectors(),
+            received=received,
             state=state,
             outgoing=Outgoing(outgoing, names, type(context.algorithm).__name__),
             engine=components.engine,
@@ -259,7 +261,7 @@ class ClientTrainer:
 
     def _keep_trained(self, job: ClientJob, report: Report) -> None:
         """Keep the trained weights where clients are evaluated with them (eval.point)."""
-        context, received = self.context, self.context.shared
+        context, received = self.context, self.context.vectors.weights
         # one that is evaluated with a model of its own has that in its state already
         is_evaluated = context.algorithm.eval_weights(received, job.state) is received
         if context.config.eval.point == "trained" and report.steps and is_evaluated:

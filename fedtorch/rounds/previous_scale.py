@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Sequence
 
 from fedtorch.algorithms.base import Algorithm
+from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.reproducible import SumScale
 from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import SUM_EXPONENT
@@ -35,15 +33,10 @@ class PreviousScale:
         """Each client's weight before it is divided by the sum of all."""
         return [float(self._algorithm.own_weight(report) or 0.0) for report in reports]
 
-    def combination(self, otherwise: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-        """Combine the accepted updates into one vector at the scale; otherwise: the algorithm's own way."""
-
-        def combine(updates: Any) -> Tensor:
-            if self.exponent is not None:
-                updates.fix_scale(self.exponent, self.own_weights(updates.reports))
-            return otherwise(updates)
-
-        return combine
+    def fix(self, updates: AcceptedUpdates) -> None:
+        """Make the round's sum at the scale, where it is known."""
+        if self.exponent is not None:
+            updates.fix_scale(self.exponent, self.own_weights(updates.reports))
 
     def learn(self, accepted: Sequence[Report]) -> None:
         """On the server, once its step is taken: the next round's scale."""

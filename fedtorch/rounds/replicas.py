@@ -7,35 +7,18 @@ messages; `compare` makes sure of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fedtorch.comm.sparse.allreduce import Reduced
 from fedtorch.comm.sparse.messages import Decode, Received, read_messages, sum_of_received
-from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.state_keys import BEST, SERVER_STEPS
 from fedtorch.core.update import Report
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.slices import keep
-
-
-@dataclass
-class Collected:
-    """Call that `Communicator.aggregate` makes on the server where messages are kept and combined later."""
-
-    decode: Decode
-    """of the algorithm"""
-    received: list[Received] = field(default_factory=list)
-    """after the call: each message, in the order of the reports"""
-
-    def __call__(self, updates: AcceptedUpdates) -> Tensor:
-        messages = [message.clone() for message in updates]  # each is valid until the next one is asked for
-        self.received = read_messages(updates.reports, messages, self.decode)
-        return torch.empty(0)
 
 
 def collect(context: RoundContext, accepted: Sequence[Report]) -> list[Received]:
@@ -48,9 +31,12 @@ def collect(context: RoundContext, accepted: Sequence[Report]) -> list[Received]
         names = [report.client for report in accepted]
         messages = context.comm.all_gather_updates(context.updates, names, round=context.round)
         return read_messages(accepted, messages, _decoder(context))  # the same bytes everywhere: the same verdict
-    collected = Collected(_decoder(context))
-    context.comm.aggregate(context.updates, accepted, collected, round=context.round)
-    return collected.received
+    received: list[Received] = []
+    with context.comm.open_updates(context.updates, accepted, round=context.round) as updates:
+        if updates is not None:
+            messages = [message.clone() for message in updates]  # each is valid until the next one is asked for
+            received = read_messages(updates.reports, messages, _decoder(context))
+    return received
 
 
 def _decoder(context: RoundContext) -> Decode:
@@ -78,7 +64,6 @@ def step(
         grad = _chosen(context, received, weights)
     context.server.accepted = list(accepted)
     algorithm.server_update(context.server, grad)
-    context.is_fresh = True
     is_last = context.round + 1 == context.config.rounds
     if is_last or (context.round + 1) % algorithm.replicas_compared_every == 0:
         compare(context)
@@ -90,7 +75,9 @@ def _chosen(context: RoundContext, received: Sequence[Received], weights: Sequen
     algorithm, layout = context.message_algorithm, context.components.engine.shared
     chosen = torch.zeros(context.updates.size, dtype=torch.uint8)
     if algorithm.combines_everywhere or context.comm.is_server:
-        chosen = algorithm.choose(context.server, sum_of_received(received, weights, _decoder(context), context.total))
+        chosen = algorithm.choose(
+            context.server, sum_of_received(received, weights, _decoder(context), context.vectors.total)
+        )
     if not algorithm.combines_everywhere:
         chosen = context.members.retry_on_loss("broadcast", lambda: _sent_to_all(context, chosen))
     taken = algorithm.decode(chosen, layout)
@@ -147,9 +134,9 @@ def share_state(context: RoundContext) -> None:
     context.server.numbers.update(head.numbers)
     for message in sizes:
         ((name, size),) = message.numbers.items()
-        tensor = context.server.tensors.setdefault(name, torch.zeros(int(size), dtype=context.received.dtype))
+        tensor = context.server.tensors.setdefault(name, torch.zeros(int(size), dtype=context.vectors.flat.dtype))
         context.comm.broadcast(tensor)
-    context.is_fresh = True
+    context.vectors.written(everywhere=True)
 
 
 def _state(context: RoundContext) -> dict[str, Tensor]:

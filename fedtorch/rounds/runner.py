@@ -188,7 +188,7 @@ class Runner:
                     pass  # all ranks must come to the same meeting, which then stops them together
             context.members.barrier("server_train")
         context.server.numbers[SERVER_TRAINED] = context.round
-        context.is_fresh = context.only_stepped = False
+        context.vectors.written()
 
     def _evaluate_if_due(self) -> None:
         """Evaluate the present weights if the schedule asks for it and it was not done yet."""
@@ -215,7 +215,7 @@ class Runner:
         for part in engine.initial():
             if part.numel():
                 context.comm.broadcast(part.view(-1))
-        context.begin()
+        context.vectors.begin()
         engine.adopt_initial(context.spill)
         is_needed = context.algorithm.limits.reads_initial or self.components.is_engine_shared
         if context.algorithm.exchanged_vectors and not is_needed:
@@ -236,8 +236,7 @@ class Runner:
                 context.algorithm.server_update(context.server, grad)
             if context.scale is not None and context.comm.is_server:
                 context.scale.learn(decision.accepted)
-        context.only_stepped = context.is_fresh
-        context.is_fresh = context.has_messages  # every rank has taken the step itself
+        context.vectors.stepped()
         self.weights, self.figures = decision.weights, decision.figures
         self.result.weights.update(self.weights)
         return True
@@ -259,7 +258,7 @@ class Runner:
             if result.each:
                 tracker.examples(context.round - 1, self.components.config.eval.final_split, result.each)
             tracker.end(context.round - 1, context.comm.meter.take())
-        self.components.engine.load(context.shared)
+        self.components.engine.load(context.vectors.weights)
         return result
 
     def _track_round(self, reports: Sequence[Report]) -> None:
@@ -274,11 +273,10 @@ class Runner:
         for report in shown:  # what clients counted beside: keys and values between the two ranks of a worker
             if report.is_ok:
                 traffic.update({name: int(value) for name, value in report.extra.items() if name.endswith("_bytes")})
-        facts = RoundFacts(shown, self.weights, context.seconds, traffic=traffic, figures=self.figures)
+        facts = RoundFacts(shown, self.weights, context.seconds, traffic, self.figures)
         facts = context.mechanism.facts(context.round - 1, facts)
         self.result.reports.update({report.client: report for report in facts.reports or ()})
-        said = facts.reports, facts.weights, facts.seconds, facts.traffic, facts.figures
-        tracker.round(context.round - 1, *said, loss=facts.loss, shown=facts.shown)
+        tracker.round(context.round - 1, facts)
 
     def _track_scores(self, scores: Mapping[str, Scores], *, final: bool = False, late: bool = False) -> None:
         config = self.components.config.eval

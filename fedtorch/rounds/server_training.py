@@ -59,7 +59,7 @@ class ServerTraining:
             client=Client(SERVER, -1, {"train": components.training.server_examples()}),
             round=context.round,
             run_seed=context.config.run.seed,
-            received=context.split_vectors(context.received),
+            received=context.vectors.by_name(),
             state=ClientState(
                 {n.removeprefix(SERVER_JOB): t for n, t in server.tensors.items() if n.startswith(SERVER_JOB)},
                 {n.removeprefix(SERVER_JOB): x for n, x in server.numbers.items() if n.startswith(SERVER_JOB)},

@@ -11,17 +11,19 @@ from typing import Any
 
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.names import Names
 from fedtorch.core.scores import COUNT, LOSS, are_shared_by_all, number_behind, told
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.cohort import attack_record, attackers, cohort_record, norms_record
-from fedtorch.tracking.console import Console, Progress
+from fedtorch.tracking.console import Console
 from fedtorch.tracking.memory import Memory
 from fedtorch.tracking.plugin import RunStart, RunTracker, flat
 from fedtorch.tracking.record_log import Log, take_up
 from fedtorch.tracking.records import Record, Scores, totals
 from fedtorch.tracking.run_folder import RESULTS
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.summary import show_results
 from fedtorch.tracking.tensorboard import TensorBoard
 
@@ -51,23 +53,21 @@ class Tracker:
         *,
         clients: Sequence[str],
         rounds: int,
-        tensorboard: bool = True,
-        step_curves: bool = True,
-        client_limit: int = 50,
-        progress: Progress = "auto",
+        settings: TrackConfig | None = None,
         resume_round: int | None = None,
         metric: str | None = None,
         trackers: Sequence[RunTracker] = (),
         config: Mapping[str, Any] | None = None,
         has_times: bool = True,
     ) -> None:
-        """resume_round: rounds done in the checkpoint; None begins anew, in an old folder too.
+        """resume_round: rounds done in the checkpoint; None begins anew, in an old folder too. settings: None: the defaults.
 
-        metric: the score in the console's line; by default each evaluation's first. tensorboard: also TensorBoard.
-        trackers: further ones. config: nested, secrets masked, for them. has_times: False where it must not be told how
-        long a round took.
+        metric: the score in the console's line; by default each evaluation's first.
+        trackers: beside TensorBoard. config: nested, secrets masked, for them. has_times: False where it must not be
+        told how long a round took.
         """
-        self.run_dir, self.step_curves, self.metric = run_dir, step_curves, metric
+        self.run_dir, self.metric = run_dir, metric
+        self.settings = settings = settings or TrackConfig()
         self._attackers = attackers(config or {})
         past = take_up(run_dir / records.NAME, resume_round)
         self._log = Log(run_dir / records.NAME)
@@ -75,58 +75,45 @@ class Tracker:
         """of all rounds so far, whatever becomes of the file"""
         self._unknown = records.missing_rounds(past, resume_round or 0)
         self._has_times = has_times
-        self._console: Console | None = Console(progress, rounds, resume_round or 0, has_times=has_times)
+        self._console: Console | None = Console(settings.progress, rounds, resume_round or 0, has_times=has_times)
         self._shown_round, self._score, self._is_done = resume_round or 0, ("", 0), False
         keys = {key: value for key, value in flat(config or {}).items() if not key.startswith(OF_CLIENTS)}
-        start = RunStart(run_dir, clients, rounds, keys, resume_round, past, client_limit, has_times)
-        self._trackers: list[RunTracker] = [*([TensorBoard()] if tensorboard else []), *trackers]
+        start = RunStart(run_dir, clients, rounds, keys, resume_round, past, settings.client_limit, has_times)
+        self._trackers: list[RunTracker] = [*([TensorBoard()] if settings.tensorboard else []), *trackers]
         self._tell("is off", lambda tracker: tracker.start(start))
         if resume_round is None:
             self._record({"kind": "run", "clients": list(clients) if trackers else Names.of(clients), "rounds": rounds})
         else:
             self._record({"kind": "resume", "round": resume_round, "rounds": rounds})
 
-    def round(
-        self,
-        round: int,
-        reports: Sequence[Report] | None,
-        weights: Mapping[str, float],
-        seconds: Mapping[str, float],
-        traffic: Mapping[str, float],
-        extra: Mapping[str, float] | None = None,
-        *,
-        loss: float | None = None,
-        shown: Sequence[tuple[str, str]] = (),
-    ) -> None:
+    def round(self, round: int, facts: RoundFacts) -> None:
         """Round `round` (0-based) is over.
 
-        reports: of the whole cohort; None: nothing is recorded of single clients, nor how many they were, and `loss`
-            is the mean of theirs, if it is known.
-        weights: of the clients whose updates were combined. seconds: per phase.
-        traffic: `bytes_up`, `bytes_down`, and more; names with a slash are recorded, not drawn. The others' sums over
-            all rounds so far are the record's `total`, drawn as `total/<name>`.
-        shown: what else the console's line says.
-        extra: further numbers of the server, drawn as `round/<name>` (a name with a slash is the tag itself).
+        The sums of its traffic over all rounds so far are the record's `total`, drawn as `total/<name>`.
         """
-        for report in reports or ():
-            self._client(round, report, weights.get(report.client))
-        sums = {} if reports is None else self._add_up(traffic)
+        for report in facts.reports or ():
+            self._client(round, report, facts.weights.get(report.client))
+        of_clients: Record = {"loss": facts.loss}
+        norms: Record = {}
+        if facts.reports is not None:
+            of_clients = cohort_record(facts.reports)
+            norms = norms_record(facts.reports) | attack_record(facts.reports, self._attackers)
         record = self._record(
             {
                 "kind": "round",
                 "round": round + 1,
-                **({"loss": loss} if reports is None else cohort_record(reports)),
-                "seconds": dict(seconds),
-                **sums,
+                **of_clients,
+                "seconds": dict(facts.seconds),
+                **({} if facts.reports is None else self._add_up(facts.traffic)),
                 "total": dict(self.memory.traffic),
-                "traffic": _by_phase(traffic),
-                **({} if reports is None else norms_record(reports) | attack_record(reports, self._attackers)),
-                "extra": dict(extra or {}),
+                "traffic": _by_phase(facts.traffic),
+                **norms,
+                "extra": dict(facts.figures),
             }
         )
         self._flush()
         self._shown_round = round + 1
-        self._show_round(record, shown)
+        self._show_round(record, facts.shown)
 
     def end(self, round: int, traffic: Mapping[str, float]) -> None:
         """Record what follows the last round (0-based): the last checkpoint, the best model, its evaluation."""
@@ -144,7 +131,7 @@ class Tracker:
         base: Record = {"kind": "client", "round": round + 1, "client": report.client, "status": report.status}
         base |= {"weight": weight, **attack_record([report], self._attackers)}
         self._record({**base, **report.numbers(), **base})
-        if self.step_curves and report.curve:
+        if self.settings.step_curves and report.curve:
             first = self.memory.steps[report.client]
             steps = {"kind": "steps", "round": round + 1, "client": report.client, "first_step": first}
             self._record({**steps, "loss": list(report.curve)})

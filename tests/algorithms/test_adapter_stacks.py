@@ -197,7 +197,7 @@ def test_one_client_is_local_training(rule: type[AddsToBase], tmp_path: Path) ->
     assert (function_of(runner) - function_of(plain)).abs().max() < 1e-6
     before = Factors()
     assert not torch.equal(
-        before.get_parameter(B).detach(), plain.components.engine.shared.view(plain.context.shared)[B]
+        before.get_parameter(B).detach(), plain.components.engine.shared.view(plain.context.vectors.weights)[B]
     )
     if rule is FLoRA:
         views = runner.components.engine.shared.view(runner.context.server.weights)

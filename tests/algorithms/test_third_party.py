@@ -83,7 +83,7 @@ def own_classes(folder: Path, comm: Communicator | None = None) -> dict[str, lis
     for name, config in configs.items():
         runner = make_runner(config, comm)
         runner.run()
-        found[name] = runner.context.received.tolist()
+        found[name] = runner.context.vectors.flat.tolist()
     return found
 
 

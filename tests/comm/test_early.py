@@ -24,6 +24,7 @@ from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import digest_of
+from tests.support.combined import combined
 
 pytestmark = pytest.mark.processes
 
@@ -76,8 +77,8 @@ def one_round(comm: Communicator, homes: list[int], folder: str, without: str, e
         updates.fix_scale(EXPONENT, own)
         return updates.weighted_sum([number / sum(own) for number in own])
 
-    combined = comm.aggregate(local, [r for r in gathered if r.client != without], combine, round=3)
-    return None if combined is None else (digest_of({"combined": combined}), took)
+    total = combined(comm, local, [r for r in gathered if r.client != without], combine, round=3)
+    return None if total is None else (digest_of({"combined": total}), took)
 
 
 def distributed_round(homes: list[int], folder: str, without: str, exchange: Exchange, break_it: str = "") -> Any:

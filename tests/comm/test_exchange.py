@@ -30,6 +30,7 @@ from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import digest_of
+from tests.support.combined import combined
 
 NAMES = tuple(f"client-{k}" for k in range(7))
 WEIGHTS = (0.3, -0.1, 0.25, 0.0, 0.2, 1.7, 1e-6)
@@ -68,10 +69,10 @@ def one_round(comm: Communicator, homes: dict[str, int], folder: str, size: int,
         middle = torch.stack([update[:1000] for update in each]).median(0).values
         return torch.cat([total, middle, *each])
 
-    combined = comm.aggregate(local, gathered, combine, round=3)
-    if combined is None:
+    total = combined(comm, local, gathered, combine, round=3)
+    if total is None:
         return None
-    return digest_of({"combined": combined}), [report.client for report in gathered], comm.meter.totals()["bytes_up"]
+    return digest_of({"combined": total}), [report.client for report in gathered], comm.meter.totals()["bytes_up"]
 
 
 def distributed_round(homes: dict[str, int], folder: str, exchange: Exchange, size: int, dtype: torch.dtype) -> Any:
@@ -218,9 +219,9 @@ def small_round(exchange: Exchange, folder: str) -> Any:
             local.put("ab"[comm.rank - 1], torch.tensor([1.0, -2.0, 4.0]) * comm.rank)
             reports = [Report("ab"[comm.rank - 1], norm=21**0.5 * comm.rank, max_abs=4.0 * comm.rank)]
         gathered = comm.gather_reports(reports, round=1)
-        both = comm.aggregate(local, gathered, lambda updates: updates.weighted_sum([0.5, 0.25]), round=1)
-        second = comm.aggregate(local, gathered[1:], lambda updates: updates.weighted_sum([1.0]), round=1)
-        nobody = comm.aggregate(local, [], lambda updates: updates.weighted_sum([]), round=1)
+        both = combined(comm, local, gathered, lambda updates: updates.weighted_sum([0.5, 0.25]), round=1)
+        second = combined(comm, local, gathered[1:], lambda updates: updates.weighted_sum([1.0]), round=1)
+        nobody = combined(comm, local, [], lambda updates: updates.weighted_sum([]), round=1)
         return [None if tensor is None else tensor.tolist() for tensor in (both, second, nobody)]
 
 
@@ -276,7 +277,7 @@ def mismatched(case: str, folder: str) -> None:
                 local.clear()
             if odd and case == "short":
                 local._held["b"] = torch.ones(3)
-            comm.aggregate(local, gathered, lambda updates: updates.weighted_sum([0.5, 0.5]), round=1)
+            combined(comm, local, gathered, lambda updates: updates.weighted_sum([0.5, 0.5]), round=1)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,7 @@ def failing_combine(folder: str) -> None:
             raise AssertionError
 
         try:
-            comm.aggregate(local, gathered, combine, round=1)
+            combined(comm, local, gathered, combine, round=1)
         except (ZeroDivisionError, FedtorchError) as error:
             assert isinstance(error, FedtorchError if comm.rank else ZeroDivisionError)
             assert not isinstance(error, DeadlineError)

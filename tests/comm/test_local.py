@@ -12,6 +12,7 @@ from fedtorch.comm.transport.meter import Meter
 from fedtorch.comm.wire import Packet
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import Report, UpdateBuffer
+from tests.support.combined import combined
 
 
 @pytest.fixture
@@ -33,9 +34,9 @@ def test_a_round_a_reader_can_redo(local: UpdateBuffer) -> None:
         comm.broadcast(torch.zeros(2), clients=2)
         gathered = comm.gather_reports(REPORTS, round=1)
         assert [report.client for report in gathered] == ["a", "b"]
-        total = comm.aggregate(local, gathered, lambda updates: updates.weighted_sum([0.5, -0.25]), round=1)
+        total = combined(comm, local, gathered, lambda updates: updates.weighted_sum([0.5, -0.25]), round=1)
         assert total.tolist() == [-0.25, 2.0]
-        median = comm.aggregate(local, gathered, lambda updates: torch.stack(list(updates)).amax(0), round=1)
+        median = combined(comm, local, gathered, lambda updates: torch.stack(list(updates)).amax(0), round=1)
         assert median.tolist() == [3.0, 2.0]
         counted = comm.meter.take()
         assert (counted["bytes_down"], counted["aggregate/bytes_up"]) == (16, 32)
@@ -46,9 +47,9 @@ def test_a_round_a_reader_can_redo(local: UpdateBuffer) -> None:
 def test_weights_are_checked(local: UpdateBuffer) -> None:
     comm = LocalCommunicator(["a", "b"])
     with pytest.raises(ValueError, match="1 weights were given for 2 updates"):
-        comm.aggregate(local, REPORTS, lambda updates: updates.weighted_sum([1.0]), round=1)
+        combined(comm, local, REPORTS, lambda updates: updates.weighted_sum([1.0]), round=1)
     with pytest.raises(ValueError, match="weight 1 of a weighted sum is nan"):
-        comm.aggregate(local, REPORTS, lambda updates: updates.weighted_sum([1.0, float("nan")]), round=1)
+        combined(comm, local, REPORTS, lambda updates: updates.weighted_sum([1.0, float("nan")]), round=1)
 
 
 def test_two_reports_of_one_client_are_refused() -> None:

@@ -29,6 +29,7 @@ from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.update import Report, UpdateBuffer
+from tests.support.combined import combined
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 SIZE = 3217  # four windows of 1000, the last one short
@@ -75,7 +76,7 @@ def combine(comm: Any, buffer: UpdateBuffer, reports: list[Report], how: Any) ->
     refused: dict[str, str] = {}
     while True:
         try:
-            total = comm.aggregate(buffer, [r for r in reports if r.client not in refused], how, round=1)
+            total = combined(comm, buffer, [r for r in reports if r.client not in refused], how, round=1)
         except FedtorchError as error:
             if not hasattr(error, "reasons"):
                 raise
@@ -133,8 +134,8 @@ def test_the_bits_of_a_sum_without_a_client_are_those_of_one_in_which_it_never_w
     found = run_ranks(lying_ranks, 3, "send_sums", str(tmp_path / "ranks"))[0]
     with LocalCommunicator(NAMES) as comm:
         buffer, reports = held(comm, [0] * len(NAMES), str(tmp_path / "one"))
-        assert found["nan"][1] == comm.aggregate(buffer, reports[:-1], weighted, round=1).tolist()
-        assert found["true"][1] == comm.aggregate(buffer, reports, weighted, round=1).tolist()
+        assert found["nan"][1] == combined(comm, buffer, reports[:-1], weighted, round=1).tolist()
+        assert found["true"][1] == combined(comm, buffer, reports, weighted, round=1).tolist()
 
 
 def half(tensor: torch.Tensor) -> torch.Tensor:
@@ -234,7 +235,7 @@ def too_long(where: str, folder: str) -> None:
         Group.agree = more  # type: ignore[method-assign, assignment]
     with DistributedCommunicator.join(NAMES, timeout_s=20, exchange="reduce") as comm:
         buffer, own = held(comm, [1, 1, 1, 2, 2, 2], folder)
-        comm.aggregate(buffer, comm.gather_reports(own, round=1), weighted, round=1)
+        combined(comm, buffer, comm.gather_reports(own, round=1), weighted, round=1)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +308,7 @@ def test_a_bound_that_the_server_knows_takes_the_place_of_the_reported_norms(tmp
         reports = [Report("a", norm=5.0, max_abs=4.0), Report("b", norm=1.0, max_abs=1.0)]
 
         def bounded(limit: float) -> Any:
-            return comm.aggregate(buffer, reports, lambda u: u.weighted_sum([0.5, 0.5], max_norm=limit), round=1)
+            return combined(comm, buffer, reports, lambda u: u.weighted_sum([0.5, 0.5], max_norm=limit), round=1)
 
         assert bounded(2.92).tolist() == [1.5, 2.5]  # its norm is 2.915
         with pytest.raises(FedtorchError, match="larger than the clients reported"):

@@ -19,6 +19,7 @@ from fedtorch.core.places import Places
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import Layout, digest_of
+from tests.support.combined import combined
 
 NAMES = tuple(f"client-{k}" for k in range(6))
 WEIGHTS = (0.3, -0.1, 0.25, 0.0, 0.2, 1.7)
@@ -50,8 +51,8 @@ def one_round(comm: Communicator, homes: dict[str, int], folder: str, *, whole: 
         each = [one.clone() for one in updates]
         return torch.cat([updates.weighted_sum(WEIGHTS), *each])
 
-    combined = comm.aggregate(local, gathered, combine, round=3)
-    return None if combined is None else (digest_of({"": combined}), comm.meter.totals()["aggregate/bytes_up"])
+    total = combined(comm, local, gathered, combine, round=3)
+    return None if total is None else (digest_of({"": total}), comm.meter.totals()["aggregate/bytes_up"])
 
 
 def distributed_round(homes: dict[str, int], folder: str, exchange: Exchange) -> Any:

@@ -72,7 +72,7 @@ def attacked(folder: str, is_attacked: bool) -> tuple[str, list[str]]:
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, network=network) as comm:
         runner = make_runner(make_config(Path(folder), Quadratic(clients=CLIENTS, start=(0.1,), width=WIDTH)), comm)
         digest = runner.run().digest
-        assert comm.vector.is_shared(runner.context.received)
+        assert comm.vector.is_shared(runner.context.vectors.flat)
         return digest, done
 
 

@@ -88,7 +88,7 @@ def refused(folder: str, is_vector: bool) -> tuple[str, bool]:
     with join(True) as comm:
         runner = make_runner(make_config(Path(folder), Quadratic(clients=CLIENTS, start=(0.1,)), rounds=1), comm)
         runner.run()
-        return type(comm._group._payload).__name__, comm.vector.is_shared(runner.context.received)
+        return type(comm._group._payload).__name__, comm.vector.is_shared(runner.context.vectors.flat)
 
 
 @pytest.mark.parametrize(("is_vector", "way"), [(False, "Direct"), (True, "Shared")])
@@ -111,7 +111,7 @@ def reading(folder: str, shares: bool, compressed: bool) -> tuple[bool, list[flo
         )
         runner = make_runner(make_config(Path(folder), task, rounds=2, **method), comm)
         runner.run()
-        received = runner.context.received
+        received = runner.context.vectors.flat
         return comm.vector.is_shared(received), received.tolist()
 
 
@@ -131,7 +131,7 @@ def writing(folder: str) -> None:
         runner = make_runner(make_config(Path(folder), task, rounds=1), comm)
         runner.run()
         if comm.rank:
-            runner.context.received.add_(1.0)
+            runner.context.vectors.flat.add_(1.0)
 
 
 def test_a_worker_cannot_change_the_servers_vector(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import digest_of
+from tests.support.combined import combined
 
 NAMES = tuple(f"client-{k}" for k in range(7))
 WEIGHTS = (0.3, -0.1, 0.25, 0.0, 0.2, 1.7, 1e-6)
@@ -59,8 +60,8 @@ def rounds(comm: Communicator, homes: dict[str, int], folder: str, size: int, ro
 
     room: updates that stay in memory.
     """
-    local = UpdateBuffer(size, torch.float32, Path(folder) / str(comm.rank), memory_bytes=4 * size * room)
-    local.lender = comm.memory.lend
+    spill, lender = Path(folder) / str(comm.rank), comm.memory.lend
+    local = UpdateBuffer(size, torch.float32, spill, memory_bytes=4 * size * room, lender=lender)
     requested: list[Op] = []
     if isinstance(comm, DistributedCommunicator):
         inner = DistributedUpdates._sum_in_slices
@@ -84,7 +85,7 @@ def rounds(comm: Communicator, homes: dict[str, int], folder: str, size: int, ro
             return updates.weighted_sum(WEIGHTS)
 
         try:
-            total = comm.aggregate(local, gathered, combine, round=round)
+            total = combined(comm, local, gathered, combine, round=round)
             found.append(None if total is None else digest_of({"sum": total}))
         except RefusedUpdatesError as error:
             found.append(sorted(error.reasons))

@@ -24,6 +24,7 @@ from fedtorch.core.places import Places
 from fedtorch.core.seeds import generator_for
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import digest_of
+from tests.support.combined import combined
 
 NAMES = tuple(f"client-{k}" for k in range(7))
 WEIGHTS = (0.3, 0.1, 0.25, 0.0, 0.1, 0.05, 0.2)
@@ -75,7 +76,7 @@ def one_round(comm: Communicator, homes: dict[str, int], folder: str, *, whole: 
         return made
 
     try:
-        comm.aggregate(local, gathered, combine, round=3)
+        combined(comm, local, gathered, combine, round=3)
     except RefusedUpdatesError as refused:
         return sorted(refused.reasons)
     return found
@@ -118,7 +119,7 @@ def failing_round(folder: str) -> str:
             return updates.combine_windows(lambda rows: 1 // 0)  # type: ignore[arg-type, return-value]
 
         try:
-            comm.aggregate(local, gathered, combine, round=0)
+            combined(comm, local, gathered, combine, round=0)
         except (FedtorchError, ZeroDivisionError) as error:
             return type(error).__name__
     return "nothing"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,13 @@ from fedtorch.config.schema import (
     ServerConfig,
 )
 from fedtorch.core.errors import ConfigError, FedtorchError, Interrupted, NonFiniteError, QuorumError
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.update import Report
 from fedtorch.rounds.membership import Stopped
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.remarks import about_decay
 from fedtorch.tracking import records
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.job import ClientJob
 
@@ -254,15 +255,17 @@ def test_an_exploding_update_is_left_out(tmp_path: Path, caplog: Any) -> None:
 class Recorder(Tracker):
     """Remembers what a round was recorded with."""
 
-    def round(self, round: int, reports: Sequence[Report], *args: Any, **kwargs: Any) -> None:
-        self.statuses = {report.client: report.status for report in reports}
-        super().round(round, reports, *args, **kwargs)
+    def round(self, round: int, facts: RoundFacts) -> None:
+        self.statuses = {report.client: report.status for report in facts.reports or ()}
+        super().round(round, facts)
 
 
 def test_a_refused_update_counts_as_failed_in_the_records(tmp_path: Path) -> None:
     task = replace(TASK, clients={**CLIENTS, "far": (1.0, 1e6, 10)}, bad=("a",), poison=("b",))
     config = make_config(tmp_path, task, client=SMALL_BATCHES, clients=ClientsConfig(max_update_norm=100.0), rounds=1)
-    tracker = Recorder(tmp_path, clients=list(task.clients), rounds=1, tensorboard=False, progress="off")
+    tracker = Recorder(
+        tmp_path, clients=list(task.clients), rounds=1, settings=TrackConfig(tensorboard=False, progress="off")
+    )
     make_runner(config, tracker=tracker).run()
     tracker.close()
     (round,) = [record for record in records.read(tmp_path / records.NAME) if record["kind"] == "round"]

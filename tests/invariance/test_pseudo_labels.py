@@ -122,11 +122,11 @@ def test_a_client_whose_loss_is_not_finite_has_no_share_or_voids_the_round(least
     config = make_config(tmp_path, task, FewFedWeight(), client=CLIENT, rounds=1, clients=ClientsConfig(min=least))
     runner = make_runner(config)
     runner.run()
-    is_start = torch.equal(runner.context.shared, torch.tensor(TASK.start))
+    is_start = torch.equal(runner.context.vectors.weights, torch.tensor(TASK.start))
     assert "personal" not in runner.context.store.get("c3").tensors
     if least == 1:
         assert sorted(runner.weights) == ["c0", "c1", "c2", "c4"] and sum(runner.weights.values()) == pytest.approx(1)
-        assert runner.context.shared.isfinite().all() and not is_start
+        assert runner.context.vectors.weights.isfinite().all() and not is_start
     else:
         assert is_start
 

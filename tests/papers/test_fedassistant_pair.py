@@ -46,6 +46,7 @@ from fedtorch.models.two_side import TwoSide
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import build
 from fedtorch.tasks.dialog import Dialog
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.precision import autocast, has_fp16
 
@@ -208,7 +209,9 @@ def config_of(name: str, folder: Path | str, data: str, **changes: Any) -> Confi
 def runner(config: Config, comm: Communicator | None = None, **changes: Any) -> Runner:
     tracker = None
     if comm is None or comm.is_server:
-        tracker = Tracker(config.folder, clients=NAMES, rounds=config.rounds, tensorboard=False, progress="off")
+        tracker = Tracker(
+            config.folder, clients=NAMES, rounds=config.rounds, settings=TrackConfig(tensorboard=False, progress="off")
+        )
     return make_runner(config, comm, tracker=tracker, **changes)
 
 

@@ -274,7 +274,7 @@ def test_both_forms_of_ditto(form: Any, rounds: int, w: float, v: list[float], t
     task = Quadratic(clients={"a": (1.0, 3.0, 4), "b": (2.0, -1.0, 4)})
     runner = make_runner(make_config(tmp_path, task, Ditto(lam=1.0, form=form), rounds=rounds))
     runner.run()
-    assert runner.context.shared.tolist() == pytest.approx([w], abs=1e-9)
+    assert runner.context.vectors.weights.tolist() == pytest.approx([w], abs=1e-9)
     assert [float(tensor) for tensor in personal(runner).values()] == pytest.approx(v, abs=1e-9)
 
 
@@ -325,7 +325,7 @@ def test_with_one_client_the_global_model_is_the_clients(rounds: int, gym: Path,
     runner = run(tmp_path, task, FewFedWeight(), rounds)
     assert list(runner.weights.values()) == [1.0]
     # received − (received − trained) is rounded to fp32
-    torch.testing.assert_close(runner.context.shared, personal(runner)["client1"], rtol=0, atol=1e-6)
+    torch.testing.assert_close(runner.context.vectors.weights, personal(runner)["client1"], rtol=0, atol=1e-6)
 
 
 def test_the_global_model_is_the_weighted_average_of_the_clients(gym: Path, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_the_global_model_is_the_weighted_average_of_the_clients(gym: Path, tmp_
     average = sum(weight * personal(runner)[name].double() for name, weight in runner.weights.items())
     assert sum(runner.weights.values()) == pytest.approx(1.0, abs=1e-12)
     # received − trained is rounded to fp32 before it is sent
-    torch.testing.assert_close(runner.context.shared.double(), average, rtol=0, atol=1e-6)
+    torch.testing.assert_close(runner.context.vectors.weights.double(), average, rtol=0, atol=1e-6)
 
 
 def test_pseudo_rows_double_the_row_steps_and_cost_is_accounted(gym: Path, tmp_path: Path) -> None:

@@ -338,7 +338,7 @@ def test_ditto_personal_steps(form: Any, lam: float, tmp_path: Path) -> None:
     for steps, value in enumerate(expected, start=1):
         runner = make_runner(make_config(tmp_path, task, Ditto(lam=lam, form=form, personal_epochs=steps)))
         runner._share_initial_weights()
-        runner.context.shared.fill_(1.0)  # received w = 1, while v starts at w^0 = 0
+        runner.context.vectors.weights.fill_(1.0)  # received w = 1, while v starts at w^0 = 0
         runner._one_round()
         assert runner.context.store.get("a").tensors["personal"].item() == pytest.approx(value, **close)
 
@@ -348,7 +348,7 @@ def test_ditto_trains_a_global_model_too_and_both_for_as_many_epochs_unless_said
     task = Quadratic(clients={"a": (2.0, 3.0, 1)}, start=(0.0,))
     runner = make_runner(make_config(tmp_path, task, Ditto(lam=0.5), client=replace(SGD, epochs=2)))
     runner._share_initial_weights()
-    runner.context.shared.fill_(1.0)
+    runner.context.vectors.weights.fill_(1.0)
     runner.context.server.weights.fill_(1.0)
     runner._one_round()
     assert runner.context.store.get("a").tensors["personal"].item() == pytest.approx(1.1375, **close)

@@ -30,7 +30,7 @@ def updates_of(count: int, dtype: torch.dtype) -> Any:
 def test_the_mean_is_over_the_clients_that_count(count: int, mean: list[float], dtype: torch.dtype) -> None:
     mechanism = PublicSum(1.0, 4)
     assert mechanism.exponent == 32
-    found = mechanism.combination(never)(updates_of(count, dtype))
+    found = mechanism.combine(updates_of(count, dtype), never)
     assert found.tolist() == mean and found.dtype == dtype
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.scores import AGGREGATION_ERROR
 from fedtorch.core.update import Report
 from fedtorch.report.adapters import adapters_markdown
@@ -18,6 +19,7 @@ from fedtorch.report.command_line import main
 from fedtorch.report.find_runs import NamedRun
 from fedtorch.report.robust import robust_markdown
 from fedtorch.tracking.run_folder import read_run
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 
 ROWS = {"a": 30, "b": 12}
@@ -39,12 +41,14 @@ def make_run(
               "task": {"model": {"adapter": adapter if adapter is not None else {"r": 8}}},
               "algorithm": {"name": "fedavg"}, **settings}  # fmt: skip
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    track = Tracker(folder, clients=list(ROWS), rounds=len(errors), tensorboard=False, progress="off")
+    track = Tracker(
+        folder, clients=list(ROWS), rounds=len(errors), settings=TrackConfig(tensorboard=False, progress="off")
+    )
     for round, error in enumerate(errors):
         reports = [Report(client, examples=rows, loss_mean=1.0) for client, rows in ROWS.items()]
         traffic = {name: (1 + round) * 1e6 * mb for name, mb in zip(("bytes_up", "bytes_down"), megabytes, strict=True)}
         extra = {} if error is None else {AGGREGATION_ERROR: error}
-        track.round(round, reports, dict.fromkeys(ROWS, 0.5), {}, traffic, extra)
+        track.round(round, RoundFacts(reports, dict.fromkeys(ROWS, 0.5), {}, traffic, extra))
     scores = {client: {"accuracy": (0.0, 9), "f1": pair} for client, pair in zip(ROWS, correct, strict=True)}
     track.evaluation(len(errors) - 1, "test", scores, "final")
     track.close()

@@ -10,6 +10,7 @@ from fedtorch.config.load import load, to_yaml
 from fedtorch.report.find_runs import find_runs
 from fedtorch.report.published.changed import changed
 from fedtorch.tracking.run_folder import Run
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 
 # row -> of each kind that the paper has one key: data, sizes, rounds, optimiser, rate, lengths, model, teacher, scores
@@ -74,7 +75,7 @@ CHANGES: dict[str, dict[str, str]] = {
 def run_of(folder: Path, row: str, settings: list[str]) -> Run:
     folder.mkdir()
     (folder / "config.yaml").write_text(to_yaml(load(row, settings)))
-    Tracker(folder, clients=("a",), rounds=1, tensorboard=False, progress="off").close()
+    Tracker(folder, clients=("a",), rounds=1, settings=TrackConfig(tensorboard=False, progress="off")).close()
     ((_, run),) = find_runs([folder]).runs
     return run
 

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.update import Report
 from fedtorch.report.command_line import main
 from fedtorch.report.compared import out_folder
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 
 
@@ -20,9 +22,11 @@ def make_run(
     config = {"run": {"name": folder.name, "seed": seed}, "client": {"lr": lr}, "eval": {"select_by": "accuracy"}}
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    track = Tracker(folder, clients=["a", "b"], rounds=2, tensorboard=False, progress="off")
+    track = Tracker(folder, clients=["a", "b"], rounds=2, settings=TrackConfig(tensorboard=False, progress="off"))
     for round in range(rounds):
-        track.round(round, [Report(c, examples=5, loss_mean=1.0) for c in "ab"], {"a": 0.5, "b": 0.5}, {}, {})
+        track.round(
+            round, RoundFacts([Report(c, examples=5, loss_mean=1.0) for c in "ab"], {"a": 0.5, "b": 0.5}, {}, {})
+        )
     track.evaluation(rounds - 1, "test", {c: {"accuracy": (right, 4)} for c in "ab"}, "final" if rounds == 2 else "x")
     if rounds == 2:
         track.result({"digest": digest})

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from scipy import stats
 
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.scores import number_behind, told
 from fedtorch.core.update import Report
 from fedtorch.report.apir_plots import plot_weights
@@ -21,6 +22,7 @@ from fedtorch.report.overlay import _ring
 from fedtorch.report.plots import chart_figure, run_charts
 from fedtorch.report.svg import COLORS, NAMES, RIGHT, WIDTH, bar_chart, line_chart
 from fedtorch.tracking.run_folder import read_run
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 
 SCORES = {"big": (30, 40), "small": (2, 4), "idle": (3, 3)}
@@ -33,14 +35,16 @@ def make_run(
     config = {"run": {"name": folder.name, "seed": seed}, "eval": {"select_by": metric}}
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    track = Tracker(folder, clients=[*scores, "never"], rounds=3, tensorboard=False, progress="off")
+    track = Tracker(
+        folder, clients=[*scores, "never"], rounds=3, settings=TrackConfig(tensorboard=False, progress="off")
+    )
     for round in range(3):
         reports = [Report(client, examples=10, loss_mean=3.0 - round) for client in scores]
         dev = {client: {metric: (round, 4), "loss": (4.0 - round, 4)} for client in scores}
         track.evaluation(round, "dev", dev, "training")
         weights = dict.fromkeys(scores, 0.0) | {"big": 0.75, "small": 0.25}
         traffic = {"bytes_up": 1_000_000 * (round + 1), "bytes_down": 2_000_000}
-        track.round(round, reports, weights, {"train": 1.0}, traffic)
+        track.round(round, RoundFacts(reports, weights, {"train": 1.0}, traffic))
     final = {client: {metric: pair, "loss": (0.5 * pair[1], pair[1])} for client, pair in scores.items()}
     track.evaluation(2, "test", final, "final", weights_of=2)
     track.result({"clients": {c: {"examples": 10} for c in scores} | {"never": {"examples": 7}}})

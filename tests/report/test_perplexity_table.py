@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.update import Report
 from fedtorch.report.command_line import main
 from fedtorch.report.published.fedassistant import DOMAINS, TABLE, row_of
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 
 SIX = {name: 10.0 + place for place, name in enumerate(DOMAINS)}
@@ -28,12 +30,12 @@ def make_run(
     folder.mkdir(parents=True)
     config: dict[str, Any] = {"run": {"name": name, "seed": seed}, "task": {"name": task, "model": {"name": "small"}}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    track = Tracker(folder, clients=list(columns), rounds=2, tensorboard=False, progress="off")
+    track = Tracker(folder, clients=list(columns), rounds=2, settings=TrackConfig(tensorboard=False, progress="off"))
     for round in range(2):
         reports = [Report(client, examples=4, steps=2) for client in list(columns)[: len(columns) - idle]]
         traffic = {"bytes_up": 1e6, "bytes_down": 5e5, "kv_bytes": 2e6, "kv_overhead_bytes": 1000, "broadcast/x": 9}
         traffic |= {"physical_up": 3e5, "physical_down": 4e5}
-        track.round(round, reports, {}, {}, traffic)
+        track.round(round, RoundFacts(reports, {}, {}, traffic))
     row = {**columns, "All": fmean(columns.values()), "union": 1.0}
     summary = {"perplexity": row, "perplexity_assistant": {key: value / 2 for key, value in row.items()}}
     track.result({"summary": summary, "task": {"data": {"options": {"source": "sgd"}}}})
@@ -73,7 +75,9 @@ def test_what_follows_the_last_round_is_in_the_sum_and_clients_that_never_traine
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_run(tmp_path / "a", "feda", SIX, idle=2)
-    track = Tracker(folder, clients=list(SIX), rounds=2, tensorboard=False, progress="off", resume_round=2)
+    track = Tracker(
+        folder, clients=list(SIX), rounds=2, settings=TrackConfig(tensorboard=False, progress="off"), resume_round=2
+    )
     track.end(1, {"bytes_down": 3e6, "broadcast/bytes_down": 3e6})
     track.result({"summary": {"perplexity": {**SIX, "All": 1.0}}})
     assert main(["perplexity", str(folder)]) == 0

@@ -16,6 +16,7 @@ from matplotlib import font_manager
 
 from fedtorch.config import load as yaml_config
 from fedtorch.config.find import find
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.update import Report
 from fedtorch.metrics.intervals import wilson
 from fedtorch.report.command_line import COMMANDS, main
@@ -23,6 +24,7 @@ from fedtorch.report.plots import plot_run
 from fedtorch.report.published import FEDMATCH, LORAR, fedassistant, fedparsing, fewfedweight, find_row
 from fedtorch.report.score_table import Table, TableRow, _interval, as_csv, markdown
 from fedtorch.tracking.run_folder import read_run
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 
 CORRECT = {"advising": 300, "atis": 200, "yelp": 6}
@@ -47,7 +49,7 @@ def make_run(
     folder.mkdir(parents=True)
     given = [f"run.name={name}", f"run.seed={seed}", f"run.dir={folder}", *settings]
     (folder / "config.yaml").write_text(yaml_config.to_yaml(yaml_config.load("lorar/fedopt_lorar", given)))
-    track = Tracker(folder, clients=list(CORRECT), rounds=2, tensorboard=False, progress="off")
+    track = Tracker(folder, clients=list(CORRECT), rounds=2, settings=TrackConfig(tensorboard=False, progress="off"))
     for round in range(rounds):
         reports = [
             Report(client, status="failed:ValueError" if client == failing else "ok", loss_mean=1.0, curve=(1.0, 0.5))
@@ -55,7 +57,7 @@ def make_run(
         ]
         for i in range(2 if correct else 0):
             track.evaluation(round - 1 + i, "dev", {client: {"exact_match": (0, 1)} for client in CORRECT}, "training")
-        track.round(round, reports, dict.fromkeys(CORRECT, 0.5), {}, {})
+        track.round(round, RoundFacts(reports, dict.fromkeys(CORRECT, 0.5), {}, {}))
     if correct:
         scores = {client: {"exact_match": (n, SIZES[client]), "f1": (0.5, 1)} for client, n in correct.items()}
         track.evaluation(rounds - 1, split, scores, "final" if split == "test" else "training")
@@ -270,10 +272,10 @@ def test_only_so_many_charts_are_drawn_those_of_single_tasks_last(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedtorch.report.plots.MAX_CHARTS", 5)
-    track = Tracker(tmp_path / "run", clients=["a"], rounds=2, tensorboard=False, progress="off")
+    track = Tracker(tmp_path / "run", clients=["a"], rounds=2, settings=TrackConfig(tensorboard=False, progress="off"))
     for number in range(2):
         scores = {f"task{i}/acc": (1.0, 2) for i in range(9)} | {"tasks_mean": (4.0, 9)}
-        track.round(number, [Report("a", loss_mean=1.0, curve=(1.0, 0.5))], {"a": 1.0}, {}, {})
+        track.round(number, RoundFacts([Report("a", loss_mean=1.0, curve=(1.0, 0.5))], {"a": 1.0}, {}, {}))
         track.evaluation(number, "dev", {"a": scores}, "training")
     track.close()
     paths = plot_run(read_run(tmp_path / "run"), tmp_path / "out")
@@ -316,7 +318,9 @@ def test_a_run_without_evaluation_is_a_row_of_dashes(
 
 def test_other_test_sets_than_the_papers_show_in_the_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "a", correct=None)
-    track = Tracker(run, clients=["atis"], rounds=2, tensorboard=False, progress="off", resume_round=2)
+    track = Tracker(
+        run, clients=["atis"], rounds=2, settings=TrackConfig(tensorboard=False, progress="off"), resume_round=2
+    )
     track.evaluation(1, "test", {"atis": {"exact_match": (10, 40)}}, "final")
     track.close()
     main(["--no-plots", str(run)])
@@ -368,7 +372,7 @@ def test_every_report_explains_its_arguments(capsys: pytest.CaptureFixture[str])
 
 
 def make_evaluated_run(folder: Path, name: str, values: dict[str, list[float]], metric: str = "mrr") -> Path:
-    track = Tracker(folder, clients=list(values), rounds=1, tensorboard=False, progress="off")
+    track = Tracker(folder, clients=list(values), rounds=1, settings=TrackConfig(tensorboard=False, progress="off"))
     (folder / "config.yaml").write_text(f"run: {{name: {name}}}\neval: {{select_by: {metric}}}\n")
     scores = {client: {metric: (sum(v), len(v))} for client, v in values.items()}
     track.evaluation(0, "test", scores, "final")
@@ -398,7 +402,9 @@ def test_ttest_over_a_task_that_one_client_holds(tmp_path: Path, capsys: pytest.
     folders = []
     for name, values in (("a", [0.0, 1.0, 0.0, 0.0]), ("b", [1.0, 1.0, 1.0, 0.0])):
         folders.append(str(tmp_path / name))
-        track = Tracker(tmp_path / name, clients=["one", "two"], rounds=1, tensorboard=False, progress="off")
+        track = Tracker(
+            tmp_path / name, clients=["one", "two"], rounds=1, settings=TrackConfig(tensorboard=False, progress="off")
+        )
         (tmp_path / name / "config.yaml").write_text(f"run: {{name: {name}}}\n")
         track.examples(0, "test", {"one": {"piqa/acc": values}, "two": {"boolq/acc": [1.0, 0.0]}})
         track.close()

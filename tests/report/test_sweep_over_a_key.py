@@ -16,6 +16,7 @@ from fedtorch.report.find_runs import find_runs
 from fedtorch.report.groups import make_groups
 from fedtorch.report.sweep import plot_sweep
 from fedtorch.report.sweep_scores import Sweep, sweep_of
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 
 CLIENTS = {"big": 10, "small": 2}
@@ -26,7 +27,7 @@ def make_run(folder: Path, big: int, **config: Any) -> None:
     folder.mkdir(parents=True)
     config = {"run": {"name": folder.name, "seed": config.pop("seed", 0)}, "eval": {"select_by": "acc"}, **config}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    track = Tracker(folder, clients=tuple(CLIENTS), rounds=1, tensorboard=False, progress="off")
+    track = Tracker(folder, clients=tuple(CLIENTS), rounds=1, settings=TrackConfig(tensorboard=False, progress="off"))
     track.evaluation(1, "test", {"big": {"acc": (big, 10)}, "small": {"acc": (1, 2)}}, "final")
     track.close()
 
@@ -173,7 +174,12 @@ def test_more_than_thirty_clients_are_drawn_in_a_new_folder(tmp_path: Path) -> N
         (tmp_path / str(rate)).mkdir()
         config = {"run": {"name": str(rate)}, "eval": {"select_by": "acc"}, "client": {"lr": rate}}
         (tmp_path / str(rate) / "config.yaml").write_text(yaml.safe_dump(config))
-        track = Tracker(tmp_path / str(rate), clients=tuple(names), rounds=1, tensorboard=False, progress="off")
+        track = Tracker(
+            tmp_path / str(rate),
+            clients=tuple(names),
+            rounds=1,
+            settings=TrackConfig(tensorboard=False, progress="off"),
+        )
         track.evaluation(1, "test", {name: {"acc": pair} for name, pair in names.items()}, "final")
         track.close()
     (path,) = plot_sweep(swept(tmp_path), tmp_path / "new" / "folder", "all")

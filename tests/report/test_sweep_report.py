@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.update import Report
 from fedtorch.report.command_line import main
 from fedtorch.report.find_runs import find_runs
 from fedtorch.report.groups import differences, group_name, make_groups
 from fedtorch.report.html_page import html_page
 from fedtorch.report.svg import bar_chart, line_chart, ticks
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 
 EVIL = "<script>alert('&\"</script>"
@@ -31,12 +33,12 @@ def make_run(folder: Path, name: str, seed: int, lr: float, *, rounds: int = 3, 
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     clients = ("big", EVIL)
-    track = Tracker(folder, clients=clients, rounds=3, tensorboard=False, progress="off")
+    track = Tracker(folder, clients=clients, rounds=3, settings=TrackConfig(tensorboard=False, progress="off"))
     for round in range(rounds):
         reports = [Report(client, examples=10, loss_mean=lr + seed + round + 1) for client in clients]
         scores = {"big": {"acc": (seed + round + 1, 10)}, EVIL: {"acc": (1, 2)}}
         track.evaluation(round, "dev", scores, "training")
-        track.round(round, reports, dict.fromkeys(clients, 0.5), {"train": 1.0}, {"bytes_up": 1_000_000})
+        track.round(round, RoundFacts(reports, dict.fromkeys(clients, 0.5), {"train": 1.0}, {"bytes_up": 1_000_000}))
     if result:
         track.evaluation(rounds - 1, "test", scores, "final")
         track.result(result)

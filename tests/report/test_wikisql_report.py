@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedtorch.config.load import load, to_yaml
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.report.command_line import main
 from fedtorch.report.published.fedparsing import MEASURES, NAMES, TABLE
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 
 
@@ -18,7 +20,9 @@ def make_run(folder: Path, seed: int, right: int, name: str = "mine") -> Path:
     given = [f"run.name={name}", f"run.seed={seed}", "task.encoder.name=random", "task.data=synthetic"]
     given += ["task.num_clients=200", "client.lr=1e-3"]
     (folder / "config.yaml").write_text(to_yaml(load("fedparsing/fedparsing_ema_500", given)))
-    track = Tracker(folder, clients=["part0", "part1"], rounds=3, tensorboard=False, progress="off")
+    track = Tracker(
+        folder, clients=["part0", "part1"], rounds=3, settings=TrackConfig(tensorboard=False, progress="off")
+    )
 
     def scores(hits: int) -> dict[str, dict[str, tuple[float, int]]]:
         found: dict[str, tuple[float, int]] = dict.fromkeys((*MEASURES, "logical_form"), (float(hits), 10))
@@ -26,7 +30,7 @@ def make_run(folder: Path, seed: int, right: int, name: str = "mine") -> Path:
 
     for round, hits in enumerate((0, 4, 2)):
         track.evaluation(round, "dev", scores(hits), "training")
-        track.round(round, [], {}, {}, {})
+        track.round(round, RoundFacts([], {}, {}, {}))
     track.evaluation(2, "test", scores(right), "final")
     track.close()
     return folder

@@ -78,7 +78,7 @@ def test_every_client_gets_the_model_it_was_evaluated_with(name: str, tmp_path: 
     assert {path.name for path in (tmp_path / "model").iterdir()} == set(map(folder_name, CLIENTS))
     own = {client: nearness(tmp_path / "model" / folder_name(client), client) for client in CLIENTS}
     assert own == {client: scores["nearness"][0] for client, scores in result.scores.items()}
-    runner.components.engine.load(runner.context.shared)
+    runner.components.engine.load(runner.context.vectors.weights)
     runner.components.task.save_model(runner.components.engine.module, tmp_path / "global")
     assert own != {client: nearness(tmp_path / "global", client) for client in CLIENTS}
     assert {path.name for path in tmp_path.glob("model*")} == {"model"}
@@ -141,7 +141,7 @@ def test_a_model_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
     config = config_of("fedavg", tmp_path)
     _, runner = exported(config)
     before = (tmp_path / "model" / "w.safetensors").read_bytes()
-    runner.context.received.zero_()
+    runner.context.vectors.flat.zero_()
 
     def die(*names: object) -> None:
         raise SystemExit(9)

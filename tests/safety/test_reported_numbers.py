@@ -60,9 +60,9 @@ class Lying:
         told = [self.lie(r) if self.lie and r.client in self.of else r for r in reports]
         return super().gather_reports(told, round=round)  # type: ignore[misc]
 
-    def aggregate(self, local: Any, accepted: Any, combine: Any, *, round: int, **how: Any) -> Any:
+    def open_updates(self, local: Any, accepted: Any, *, round: int, **how: Any) -> Any:
         self._spoil(local, [report.client for report in accepted])
-        return super().aggregate(local, accepted, combine, round=round, **how)  # type: ignore[misc]
+        return super().open_updates(local, accepted, round=round, **how)  # type: ignore[misc]
 
     def all_gather_updates(self, local: Any, accepted: Any, *, round: int) -> Any:
         self._spoil(local, accepted)

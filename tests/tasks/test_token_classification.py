@@ -27,6 +27,7 @@ from fedtorch.tasks.tagged_words import TaggedWords, words_of
 from fedtorch.tasks.word_tokens import Example, first_pieces
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.tracking.run_folder import read_run
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 
 TAGGERS = [kind for kind in ARCHITECTURES if kind != "bart"]  # transformers has no head for it
@@ -391,7 +392,7 @@ def test_f1_of_spans_is_of_the_true_spans_wherever_it_is_shown(tmp_path: Path) -
     scores |= task.client_scores("a", scores, [Example([], [], true)], [found])
     behind = task.behind(scores)
     assert scores["f1"] == (2.0, 6) and behind == {"f1": 3, "span_precision": 3}
-    track = Tracker(tmp_path, clients=["a", "none"], rounds=1, tensorboard=False, progress="off")
+    track = Tracker(tmp_path, clients=["a", "none"], rounds=1, settings=TrackConfig(tensorboard=False, progress="off"))
     none = task.score([Example([], [], [0, 0])], [[begin, 0]])
     told = track.evaluation(
         0, "test", {"a": scores, "none": none}, "final", behind={"a": behind, "none": task.behind(none)}

@@ -218,7 +218,7 @@ def test_what_a_client_does_not_train_comes_back_as_it_was(
     runner = make_runner(config)
     before = runner.components.engine.initial_shared.clone()
     runner.run()
-    assert changed_parts(runner, before, runner.context.shared) == parts
+    assert changed_parts(runner, before, runner.context.vectors.weights) == parts
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def test_without_any_dropout_the_loss_is_exactly_0_in_every_round_and_each_says_
         runner.run()
     assert [set(losses) for losses in algorithm.told] == [{0.0}] * 4
     assert caplog.text.count("the consistency loss of all 2 clients is exactly 0") == 4
-    assert not torch.equal(before, runner.context.shared)  # the server trains
+    assert not torch.equal(before, runner.context.vectors.weights)  # the server trains
 
 
 def test_settings_of_the_task_that_cannot_work_are_refused(task: WikiSQL, tmp_path: Path) -> None:

@@ -17,12 +17,14 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedtorch.core.errors import CheckpointError
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.names import Names
 from fedtorch.core.update import Report
 from fedtorch.tracking import records
 from fedtorch.tracking.console import Console, duration
 from fedtorch.tracking.record_log import Log
 from fedtorch.tracking.records import totals
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.summary import show_results
 from fedtorch.tracking.tracker import Tracker
 
@@ -32,8 +34,10 @@ TRAFFIC = {"bytes_up": 100, "bytes_down": 200, "physical_up": 7, "kv_bytes": 50,
 
 
 def tracker(run_dir: Path, **settings: Any) -> Tracker:
-    given = {"clients": CLIENTS, "rounds": 4, "tensorboard": False, "progress": "off", **settings}
-    return Tracker(run_dir, **given)
+    """A tracker of two clients; settings: arguments, and fields of `track`."""
+    shown = {name: settings.pop(name) for name in set(TrackConfig.__dataclass_fields__) & set(settings)}
+    track = TrackConfig(**{"tensorboard": False, "progress": "off", **shown})
+    return Tracker(run_dir, **{"clients": CLIENTS, "rounds": 4, "settings": track, **settings})
 
 
 def report(client: str, round: int, **changes: Any) -> Report:
@@ -54,7 +58,7 @@ def play(track: Tracker, rounds: range) -> None:
     for round in rounds:
         reports = [report(client, round) for client in CLIENTS]
         track.evaluation(round, "dev", {"atis": {"em": (round, 4)}, "yelp": {"em": (0, 1)}}, label="training")
-        track.round(round, reports, {"atis": 0.75, "yelp": 0.25}, SECONDS, TRAFFIC)
+        track.round(round, RoundFacts(reports, {"atis": 0.75, "yelp": 0.25}, SECONDS, TRAFFIC))
     track.close()
 
 
@@ -77,7 +81,9 @@ def test_a_round_is_recorded_with_its_clients(tmp_path: Path) -> None:
     track = tracker(tmp_path)
     failed = Report("imdb", status="failed:OutOfMemoryError", seconds=2.0)
     sick = report("yelp", 0, loss_mean=float("nan"))
-    track.round(0, [report("atis", 0), sick, report("geo", 1), failed], {"atis": 0.6, "geo": 0.4}, SECONDS, TRAFFIC)
+    track.round(
+        0, RoundFacts([report("atis", 0), sick, report("geo", 1), failed], {"atis": 0.6, "geo": 0.4}, SECONDS, TRAFFIC)
+    )
     atis, yelp, geo, imdb = read(tmp_path, "client")
     assert (atis["round"], atis["status"], atis["weight"], atis["loss_reduction"]) == (1, "ok", 0.6, 0.5)
     assert yelp["loss_mean"] is None and yelp["weight"] is None
@@ -93,8 +99,8 @@ def test_a_round_is_recorded_with_its_clients(tmp_path: Path) -> None:
 
 def test_a_round_without_a_usable_update_has_no_loss(tmp_path: Path) -> None:
     track = tracker(tmp_path, tensorboard=True)
-    track.round(0, [Report("atis", status="failed:ValueError")], {}, {}, {})
-    track.round(1, [], {}, {}, {})
+    track.round(0, RoundFacts([Report("atis", status="failed:ValueError")], {}, {}, {}))
+    track.round(1, RoundFacts([], {}, {}, {}))
     track.close()
     assert [round["loss"] for round in read(tmp_path, "round")] == [None, None]
     assert points(tmp_path, "server")["round/clients_failed"] == [(1, 1.0), (2, 0.0)]
@@ -144,7 +150,9 @@ def test_every_client_has_the_same_tags_in_a_folder_of_its_own(tmp_path: Path) -
 def test_many_clients_share_one_folder_with_quantiles_and_the_worst(tmp_path: Path) -> None:
     names = [f"c{i:04}" for i in range(51)]
     track = tracker(tmp_path, clients=names, tensorboard=True)
-    track.round(0, [report(name, 0, loss_mean=float(i)) for i, name in enumerate(names)], {}, SECONDS, TRAFFIC)
+    track.round(
+        0, RoundFacts([report(name, 0, loss_mean=float(i)) for i, name in enumerate(names)], {}, SECONDS, TRAFFIC)
+    )
     track.evaluation(0, "dev", {name: {"em": (i, 50)} for i, name in enumerate(names)})
     track.close()
     assert sorted(path.name for path in (tmp_path / "tensorboard").iterdir()) == ["scores", "server"]
@@ -160,7 +168,7 @@ def test_many_clients_share_one_folder_with_quantiles_and_the_worst(tmp_path: Pa
 def test_names_are_no_markup_among_the_worst_clients(tmp_path: Path) -> None:
     names = ["<img src=x>", "a|b", "[y](z)", "plain"]
     track = tracker(tmp_path, clients=names, tensorboard=True, client_limit=2)
-    track.round(0, [report(name, 0) for name in names], {}, SECONDS, TRAFFIC)
+    track.round(0, RoundFacts([report(name, 0) for name in names], {}, SECONDS, TRAFFIC))
     track.close()
     text = curves(tmp_path, "server").Tensors("train/worst/text_summary")[0].tensor_proto.string_val[0].decode()
     assert all(cell in text for cell in ("| &lt;img src=x> |", r"| a\|b |", r"| \[y](z) |", "| plain |"))
@@ -169,7 +177,7 @@ def test_names_are_no_markup_among_the_worst_clients(tmp_path: Path) -> None:
 def test_odd_names_of_clients_stay_inside_the_folder(tmp_path: Path) -> None:
     names = ("../../x", "ü b", "n" * 300)
     track = tracker(tmp_path / "run", clients=names, tensorboard=True)
-    track.round(0, [report(name, 0) for name in names], {}, SECONDS, TRAFFIC)
+    track.round(0, RoundFacts([report(name, 0) for name in names], {}, SECONDS, TRAFFIC))
     track.close()
     assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 5
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
@@ -254,7 +262,7 @@ def test_neither_a_full_disk_nor_tensorboard_stops_a_run(tmp_path: Path, caplog:
     track = tracker(tmp_path, tensorboard=True)
     with small_disk(2000):
         for round in range(20):
-            track.round(round, [report(client, round) for client in CLIENTS], {}, SECONDS, TRAFFIC)
+            track.round(round, RoundFacts([report(client, round) for client in CLIENTS], {}, SECONDS, TRAFFIC))
         with pytest.raises(CheckpointError, match=r"results\.json \(.*File too large"):
             track.result({"digest": "x" * 4000})
         track.close()
@@ -352,8 +360,10 @@ def test_a_score_is_shown_with_its_examples_and_its_round(tmp_path: Path, capsys
     track = tracker(tmp_path, progress="lines", metric="em")
     scores = {"atis": {"other": (1.0, 1), "em": (1, 4)}, "yelp": {"em": (1, 1)}}
     track.evaluation(0, "dev", scores)
-    track.round(0, [report("atis", 0), Report("yelp", "failed:ValueError")], {"atis": 1.0}, SECONDS, TRAFFIC)
-    track.round(1, [report("atis", 1)], {"atis": 1.0}, SECONDS, TRAFFIC)
+    track.round(
+        0, RoundFacts([report("atis", 0), Report("yelp", "failed:ValueError")], {"atis": 1.0}, SECONDS, TRAFFIC)
+    )
+    track.round(1, RoundFacts([report("atis", 1)], {"atis": 1.0}, SECONDS, TRAFFIC))
     track.evaluation(1, "test", scores, label="final")
     first, second, final = capsys.readouterr().out.splitlines()
     assert first.startswith("round 1/4  clients 1/2  loss 4.0000  dev em 0.4000 of 5 ")
@@ -373,7 +383,9 @@ def test_the_final_table_shows_clients_averages_and_the_run_beside(
 ) -> None:
     for folder, correct in ((tmp_path, 3), (tmp_path / "local", 1)):
         track = tracker(folder)
-        track.round(0, [report(client, 0) for client in CLIENTS], {"atis": 0.75, "yelp": 0.25}, SECONDS, TRAFFIC)
+        track.round(
+            0, RoundFacts([report(client, 0) for client in CLIENTS], {"atis": 0.75, "yelp": 0.25}, SECONDS, TRAFFIC)
+        )
         track.evaluation(0, "test", {"atis": {"em": (correct, 4)}, "yelp": {"em": (1, 1)}}, label="final")
         track.close()
     show_results(tmp_path)
@@ -391,7 +403,7 @@ def test_the_final_table_shows_clients_averages_and_the_run_beside(
 def test_names_are_no_markup_in_the_final_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["[red]a[/red]", ":heart:"]
     track = tracker(tmp_path, clients=names)
-    track.round(0, [report(name, 0) for name in names], {}, SECONDS, TRAFFIC)
+    track.round(0, RoundFacts([report(name, 0) for name in names], {}, SECONDS, TRAFFIC))
     track.evaluation(0, "test", {name: {"em": (1, 1)} for name in names}, label="final")
     track.close()
     show_results(tmp_path)
@@ -415,7 +427,7 @@ def test_the_table_has_the_mean_weight_of_all_rounds(tmp_path: Path, capsys: pyt
     """atis: 1, 0.5 and not drawn, so 0.5; yelp: not drawn, 0.5 and 1."""
     track = tracker(tmp_path)
     for round, weights in enumerate(({"atis": 1.0}, {"atis": 0.5, "yelp": 0.5}, {"yelp": 1.0})):
-        track.round(round, [report(client, round) for client in weights], weights, SECONDS, TRAFFIC)
+        track.round(round, RoundFacts([report(client, round) for client in weights], weights, SECONDS, TRAFFIC))
     track.close()
     out = shown(tmp_path, capsys)
     rows = {words[0]: words for line in out.splitlines() if (words := line.split())}
@@ -426,10 +438,12 @@ def test_the_table_has_the_mean_weight_of_all_rounds(tmp_path: Path, capsys: pyt
 def test_a_client_without_weight_and_one_that_was_never_drawn_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    track = Tracker(tmp_path, clients=["atis", "yelp", "imdb"], rounds=2, tensorboard=False, progress="off")
+    track = Tracker(
+        tmp_path, clients=["atis", "yelp", "imdb"], rounds=2, settings=TrackConfig(tensorboard=False, progress="off")
+    )
     for round in range(2):
         reports = [report(client, round) for client in ("atis", "yelp")]
-        track.round(round, reports, {"atis": 1.0, "yelp": 0.0}, SECONDS, TRAFFIC)
+        track.round(round, RoundFacts(reports, {"atis": 1.0, "yelp": 0.0}, SECONDS, TRAFFIC))
     scores = {client: {"em": (1, 4)} for client in ("atis", "yelp", "imdb")}
     track.evaluation(1, "test", scores, label="final")
     track.result({"clients": {c: {"examples": n} for c, n in (("atis", 30), ("yelp", 10), ("imdb", 7))}})
@@ -442,7 +456,7 @@ def test_a_client_without_weight_and_one_that_was_never_drawn_are_named(
 
 def test_where_nothing_is_combined_nobody_is_without_weight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     track = tracker(tmp_path)
-    track.round(0, [report("atis", 0)], {}, SECONDS, TRAFFIC)
+    track.round(0, RoundFacts([report("atis", 0)], {}, SECONDS, TRAFFIC))
     track.close()
     out = shown(tmp_path, capsys)
     assert "weight 0" not in out and "never drawn" not in out

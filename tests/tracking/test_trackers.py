@@ -18,10 +18,12 @@ from tensorboard.plugins.hparams import metadata
 from fedtorch.config.load import digest, load
 from fedtorch.config.trackers import make_trackers
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.update import Report
 from fedtorch.main import main
 from fedtorch.tracking import records
 from fedtorch.tracking.plugin import RunStart, RunTracker, flat
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tensorboard import TensorBoard
 from fedtorch.tracking.tracker import Tracker
 
@@ -55,11 +57,12 @@ class Told(RunTracker):
 
 
 def play(folder: Path, *trackers: RunTracker, rounds: range = range(2), done: bool = True, **settings: Any) -> Tracker:
-    settings = {"tensorboard": False, "progress": "off", "config": CONFIG, **settings}
+    quiet = TrackConfig(tensorboard=False, progress="off")
+    settings = {"settings": quiet, "config": CONFIG, **settings}
     track = Tracker(folder, clients=("x y", "z"), rounds=3, trackers=trackers, **settings)
     for round in rounds:
         reports = [Report(client, examples=4, loss_mean=1.0 / (1 + round)) for client in ("x y", "z")]
-        track.round(round, reports, {"x y": 0.5, "z": 0.5}, {"train": 1.0}, {"bytes_up": 7})
+        track.round(round, RoundFacts(reports, {"x y": 0.5, "z": 0.5}, {"train": 1.0}, {"bytes_up": 7}))
         track.evaluation(round, "dev", {"x y": {"acc": (1 + round, 4)}, "z": {"acc": (0, 2)}}, "training")
     if done:
         track.evaluation(rounds[-1], "test", {"z": {"acc": (1, 2)}}, "final")

@@ -126,7 +126,7 @@ def outcome(config: Config, comm: Any = None) -> Outcome:
         for key, tensor in context.store.get(name).tensors.items()
         if "optimizer" not in key and tensor.is_floating_point()
     }
-    first, last = context.components.engine.initial_shared, context.shared
+    first, last = context.components.engine.initial_shared, context.vectors.weights
     return {"first": first.tolist(), "last": last.tolist(), **kept}, notes.reports
 
 

@@ -143,7 +143,7 @@ def surviving(config: Config) -> tuple[Outcome, dict[str, int]]:
         runner = make_runner(config, comm)
         found = runner.run()
         losses = {name: pairs["loss"][0] for name, pairs in found.scores.items()}
-        return (runner.context.shared.tolist(), losses), found.lost
+        return (runner.context.vectors.weights.tolist(), losses), found.lost
 
 
 def alone(config: Config, lost: dict[str, int]) -> Outcome:
@@ -158,7 +158,7 @@ def alone(config: Config, lost: dict[str, int]) -> Outcome:
 
     runner.context.members.__class__ = Losing
     scores = runner.run().scores
-    return runner.context.shared.tolist(), {name: pairs["loss"][0] for name, pairs in scores.items()}
+    return runner.context.vectors.weights.tolist(), {name: pairs["loss"][0] for name, pairs in scores.items()}
 
 
 @pytest.mark.slow

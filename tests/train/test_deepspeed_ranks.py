@@ -177,7 +177,7 @@ def result(config: Config, comm: Any = None) -> Outcome:
     """The last weights, and every client's loss with them."""
     runner = make_runner(config, comm)
     scores = runner.run().scores
-    return runner.context.shared.tolist(), {name: pairs["loss"][0] for name, pairs in scores.items()}
+    return runner.context.vectors.weights.tolist(), {name: pairs["loss"][0] for name, pairs in scores.items()}
 
 
 def agree(found: Outcome, expected: Outcome) -> None:

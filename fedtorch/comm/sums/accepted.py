@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 class AcceptedUpdates(ABC):
     """The accepted clients' updates, as the server sees them while it combines them; they stay where they are.
 
-    What an algorithm's `aggregate` gets as its `Updates`. Valid only during `Communicator.aggregate`; may be summed and
-    iterated any number of times.
+    What an algorithm's `aggregate` gets as its `Updates`. Valid only in the `with` of `Communicator.open_updates`; may
+    be summed and iterated any number of times.
     """
 
     reports: tuple[Report, ...]
-    """Of the accepted clients, in the order given to `Communicator.aggregate`."""
+    """Of the accepted clients, in the order given to `Communicator.open_updates`."""
     size: int
     """Elements of every update as an algorithm gets it."""
     dtype: torch.dtype

@@ -1,12 +1,12 @@
 """One aggregation, from both sides: what the server does, what every other rank does meanwhile, and what both share.
 
-All ranks call `Communicator.aggregate`. Nothing is sent that the server has not requested, so no rank guesses what
+All ranks enter `Communicator.open_updates`. Nothing is sent that the server has not requested, so no rank guesses what
 comes next.
 
        the server (`server_updates`)                    every other rank (`local_updates`)
     1. agree: `Op.AGGREGATE`, round, length, dtype      the same
-    2. calls `combine(updates)`, which asks for         waits for a request
-       weighted sums or iterates over the updates
+    2. its block asks for weighted sums, or             waits for a request
+       iterates over the updates
     3. `broadcast_request`: operation, round, number    `receive_request`
        of terms, exponent of the sum's scale; then
        the terms (client, rank, weight)
@@ -26,10 +26,10 @@ comes next.
          SEND_ONE      receives the update, unless      sends the update, if it is its own
                        it is its own
        and whoever has sent anything then sends its digests or projections, which the server compares (`checks`)
-    6. goes on in `combine`: back to 2                  back to 2
-    7. `combine` has returned: requests DONE            returns
+    6. its block goes on: back to 2                     back to 2
+    7. the block has ended: requests DONE               its own block begins, with None
        has refused updates: requests REFUSED, raises    raises RefusedUpdatesError
-       `combine` has raised: requests ABORT, raises     raises FedtorchError
+       has raised: requests ABORT, raises               raises FedtorchError
 
 All updates of one operation have the same length, which step 4 compares; where clients send other places of their
 updates (`core.places`) the server makes a request for each kind.
@@ -93,7 +93,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Aggregation:
-    """State that a rank needs for one `aggregate`, on either side of it."""
+    """State that a rank needs for one aggregation, on either side of it."""
 
     group: Group
     """The ranks that take part."""

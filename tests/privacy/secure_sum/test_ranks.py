@@ -32,7 +32,8 @@ from fedtorch.config.schema import (
 )
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.update import Report
-from fedtorch.privacy.public_sum import MaskedSum, Masking, WholeSum
+from fedtorch.privacy import client_level, public_sum
+from fedtorch.privacy.public_sum import Masking, exact_sum
 from fedtorch.privacy.secure_sum import party
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
 from fedtorch.rounds.placement import place
@@ -171,7 +172,7 @@ def lying(lie: str) -> None:
     elif lie == "one party fewer":
         Masking.parties = lambda *about: parties(*about)[:-1]  # type: ignore[method-assign]
     else:
-        MaskedSum.__call__ = WholeSum.__call__  # type: ignore[method-assign]
+        client_level.exact_sum = public_sum.exact_sum = lambda *about: exact_sum(*about[:3], None)
 
 
 def as_rank_of_a_liar(folder: str, lie: str, changes: dict[str, Any]) -> tuple[str, list[str]]:

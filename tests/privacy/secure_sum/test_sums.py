@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedtorch.core.errors import ConfigError, RefusedUpdatesError
 from fedtorch.core.update import Report
 from fedtorch.planning.dry_run import describe
 from fedtorch.planning.promise import describe_public_sum
-from fedtorch.privacy.public_sum import MaskedSum, Masking, PublicSum
+from fedtorch.privacy.public_sum import Masking, PublicSum, exact_sum
 from fedtorch.privacy.secure_sum.openings import Openings
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, TooFewPartiesError
 from fedtorch.privacy.settings import AdaptiveClip, MovingClip, PrivacyConfig, SecureSum
@@ -129,33 +130,33 @@ class Asked:
 
 def test_a_sum_that_was_opened_is_given_again_and_never_one_of_fewer(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "run" / "openings.jsonl"
-    summed = MaskedSum(0, 1.0, Masking(0.7, Openings(path)))
+    summed = partial(exact_sum, exponent=0, clip=1.0, masking=Masking(0.7, Openings(path)))
     assert summed(Asked(("a", "b", "c"))).tolist() == [3, 7]
     assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
     again = Asked(("a", "b", "c"))
     assert summed(again).tolist() == [3, 7] and not again.asked
     # after a restart: of the same clients once more, of fewer not
     same, fewer = Asked(("a", "b", "c")), Asked(("a", "c"))
-    assert MaskedSum(0, 1.0, Masking(0.7, Openings(path)))(same).tolist() == [3, 7] and same.asked
+    assert exact_sum(same, 0, 1.0, Masking(0.7, Openings(path))).tolist() == [3, 7] and same.asked
     masking = Masking(0.7, Openings(path))
     with pytest.raises(RefusedUpdatesError) as refused:
-        MaskedSum(0, 1.0, masking)(fewer)
+        exact_sum(fewer, 0, 1.0, masking)
     assert not fewer.asked and set(refused.value.reasons) == {"a", "c"}
     assert "opened with other clients before" in refused.value.reasons["a"]
     settled = masking.openings.settled((0, 0))
     assert settled is not None and not settled.clients
-    assert MaskedSum(0, 1.0, masking)(Asked(())).tolist() == [0, 0]
-    assert MaskedSum(0, 1.0, masking)(Asked(("a", "c"), round=1)).tolist() == [2, 7]
+    assert exact_sum(Asked(()), 0, 1.0, masking).tolist() == [0, 0]
+    assert exact_sum(Asked(("a", "c"), round=1), 0, 1.0, masking).tolist() == [2, 7]
 
 
 def test_another_attempt_at_a_round_has_a_sum_of_its_own_in_one_process_and_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "openings.jsonl"
     masking = Masking(0.7, Openings(path))
-    assert MaskedSum(0, 1.0, masking)(Asked(("a", "b", "c"))).tolist() == [3, 7]
+    assert exact_sum(Asked(("a", "b", "c")), 0, 1.0, masking).tolist() == [3, 7]
     masking.attempt = 1
     assert PublicSum(1.0, 3, masking).settled(0) is None
     other = Asked(("a", "d"))
-    assert MaskedSum(0, 1.0, masking)(other).tolist() == [2, 7] and other.asked == ["a", "d"]
+    assert exact_sum(other, 0, 1.0, masking).tolist() == [2, 7] and other.asked == ["a", "d"]
     assert PublicSum(1.0, 3, masking).settled(0) == {"a", "d"}
     known = Openings(path)
     assert known.may_open((0, 1), ["a", "d"]) and not known.may_open((0, 1), ["a", "b", "c"])
@@ -171,7 +172,7 @@ def test_a_line_of_an_earlier_version_is_of_the_first_attempt(tmp_path: Path) ->
 def test_without_enough_answers_the_round_is_given_up_and_named() -> None:
     masking = Masking(0.7, Openings(None))
     with pytest.raises(RefusedUpdatesError) as refused:
-        MaskedSum(0, 1.0, masking)(Asked(("a", "b", "c"), answers=False))
+        exact_sum(Asked(("a", "b", "c"), answers=False), 0, 1.0, masking)
     assert "given up: 1 of 3 parties are left" in refused.value.reasons["b"]
     assert PublicSum(1.0, 3, masking).settled(0) == frozenset() and PublicSum(1.0, 3, masking).settled(1) is None
 

@@ -1,0 +1,26 @@
+"""Settings of the section `checkpoint`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedtorch.core.ranges import Count, Whole
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """`checkpoint`: how often the state is saved for a resume."""
+
+    every: Count = 1
+    """Rounds between checkpoints; one is also written at the end and on a signal."""
+    overlap: bool = False
+    """Let the server write its part while the clients of the next round train, so that they need not wait; a run that
+    is killed meanwhile goes on from the checkpoint before. Same files. The last checkpoint is waited for."""
+    keep: Count = 2
+    """Checkpoints kept, the newest ones; the best model is kept apart."""
+    save_retries: Whole = 3
+    """Rounds in a row in which saving may fail (disk full) before the run ends."""
+    missing_clients: Literal["refuse", "restart"] = "refuse"
+    """At a resume, where hosts have disks of their own: a client's state that is not on the disk where the client
+    lives (the disk was lost, the client has moved) is an error, or the client starts anew."""

@@ -1,0 +1,138 @@
+"""The vectors that server and clients exchange, as this rank has them: broadcast only where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.core.overrides import overrides
+from fedtorch.core.places import Places
+from fedtorch.rounds.components import RunComponents
+from fedtorch.rounds.membership import Membership
+from fedtorch.rounds.varying import VaryingVectors
+
+
+class _State(Enum):
+    """State of the server's vectors beside those of the other ranks."""
+
+    UNLIKE = "the server wrote others"
+    STEPPED = "a round's step is all that happened to them since all ranks had them"
+    ALIKE = "all ranks hold what the server has"
+
+
+class ExchangedVectors:
+    """The server's vectors on one rank, and their way to all. On all ranks alike, but for what only the server writes.
+
+    Whoever changes the server's vectors says so (`written`, `stepped`), and `broadcast` sends what can differ.
+    """
+
+    def __init__(self, components: RunComponents, members: Membership, *, has_messages: bool) -> None:
+        """has_messages: does every rank take the server's step itself?"""
+        self._components, self._members, self._has_messages = components, members, has_messages
+        self._comm, self._algorithm = components.comm, components.algorithm
+        self._layout = layout = components.engine.shared
+        make = partial(torch.zeros, dtype=layout.dtype) if has_messages else self._comm.vector.make
+        self.flat = make(layout.size * len(self._algorithm.exchanged_vectors), dtype=layout.dtype)
+        """the vectors end to end in the order of `Algorithm.exchanged_vectors`, for reading; on the server
+        `server.tensors` are views of it, so nothing is copied before a broadcast"""
+        self._state = _State.UNLIKE
+
+    def by_name(self) -> dict[str, Tensor]:
+        """Views of the vectors by the names of `Algorithm.exchanged_vectors`."""
+        names = self._algorithm.exchanged_vectors
+        return dict(zip(names, self.flat.chunk(len(names)), strict=True)) if names else {}
+
+    @property
+    def weights(self) -> Tensor:
+        """The shared weights this rank received last (on the server: the current ones), flat."""
+        if not self._algorithm.exchanged_vectors:
+            return self._components.engine.initial_shared
+        return self.flat[: self._layout.size]
+
+    @cached_property
+    def varying(self) -> VaryingVectors:
+        """Vectors that the server sends beside its own, as all ranks have them."""
+        return VaryingVectors(self._algorithm.varying_vectors, self._layout.dtype)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Where messages are summed, flat; the same memory in every round, as a first touch costs more than the sum."""
+        return torch.empty(self._layout.size, dtype=self._layout.dtype)
+
+    def begin(self) -> None:
+        """The vectors of all ranks, which have the same initial weights, begin with these."""
+        if not self._algorithm.exchanged_vectors:
+            return
+        initial = self._components.engine.initial()[0]
+        if self._comm.is_server:
+            self.weights.copy_(initial)
+        if not self._has_messages:
+            self.flat = self._comm.vector.share(self.flat)
+        if not self._comm.is_server and not self._comm.vector.is_shared(self.flat):
+            self.weights.copy_(initial)
+        self._state = _State.ALIKE
+
+    def written(self, *, everywhere: bool = False) -> None:
+        """The server's vectors were written otherwise than by a round's step. everywhere: on all ranks alike."""
+        self._state = _State.ALIKE if everywhere else _State.UNLIKE
+
+    def stepped(self) -> None:
+        """The server took a round's step; so did every rank, where clients send messages."""
+        if not self._has_messages:
+            self._state = _State.STEPPED if self._state is _State.ALIKE else _State.UNLIKE
+
+    def broadcast(self, server_tensors: Mapping[str, Tensor]) -> None:
+        """Send what can differ from what all ranks have, after a meeting. server_tensors: `ServerState.tensors`."""
+        self._members.barrier("broadcast")
+        if self._algorithm.exchanged_vectors and self._state is not _State.ALIKE:
+            self._send(server_tensors)
+            self._state = _State.ALIKE
+
+    def _send(self, server_tensors: Mapping[str, Tensor]) -> None:
+        round, places = self._members.progress.round, None
+        if self._state is _State.STEPPED:
+            places = self._algorithm.broadcast_places(self._layout, round - 1)
+        part = self.flat if places is None else places.take(self.flat)
+        numbers = self._received_numbers(round)
+
+        def send() -> dict[str, Tensor]:
+            if part.numel():
+                self._comm.broadcast(part, numbers=numbers)
+            return self.varying.send(self._comm, server_tensors, round=round)
+
+        found = self._members.retry_on_loss("broadcast", send)
+        if places is not None and not self._comm.vector.is_shared(self.flat):
+            places.put(part, self.flat)
+        if self.varying.adopt(found):
+            self._algorithm.adopt(self._components.engine, self._components.task, self.varying.held)
+
+    def _received_numbers(self, round: int) -> int | None:
+        """How many numbers all clients together get, where the algorithm says so for each."""
+        if not (overrides(type(self._algorithm), "received_places", Algorithm) and self._comm.is_server):
+            return None
+        each = [self._algorithm.received_places(self._layout, name, round) for name in self._comm.names]
+        return sum(len(self.flat) if places is None else len(places) for places in each)
+
+
+class SentPlaces:
+    """Places of clients' updates that travel in a round, asked for once of each client."""
+
+    def __init__(self, components: RunComponents, members: Membership) -> None:
+        self._algorithm, self._layout = components.algorithm, components.engine.shared
+        self._progress = members.progress
+        self._known: tuple[int, dict[str, Places | None]] = (-1, {})  # round, client -> what travels
+
+    def __call__(self, client: str) -> Places | None:
+        """Those of a client in the round under way; None: all."""
+        round = self._progress.round
+        if self._known[0] != round:
+            self._known = (round, {})
+        places = self._known[1]
+        if client not in places:
+            places[client] = self._algorithm.sent_places(self._layout, client, round)
+        return places[client]
