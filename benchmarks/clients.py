@@ -49,6 +49,7 @@ def time_clients(num_clients: int, data: str, rounds: int) -> Timing:
     from fedtorch.comm.distributed import DistributedCommunicator
     from fedtorch.rounds.runner import Runner
     from fedtorch.setup.build import build
+    from fedtorch.tracking.settings import TrackConfig
     from fedtorch.tracking.tracker import Tracker
 
     importlib.import_module("transformers.models.roberta.modeling_roberta")  # seconds, and not what is measured
@@ -61,7 +62,9 @@ def time_clients(num_clients: int, data: str, rounds: int) -> Timing:
         comm.preflight(built.facts())
         tracker = None
         if rank == 0:
-            tracker = Tracker(Path(folder), clients=built.names, rounds=config.rounds, progress="off")
+            tracker = Tracker(
+                Path(folder), clients=built.names, rounds=config.rounds, settings=TrackConfig(progress="off")
+            )
         checkpoints = Checkpoints(Path(folder) / "checkpoints", keep=1)
         runner = Runner(built.components(comm, checkpoints, stop=lambda: False, tracker=tracker))
         runner._share_initial_weights()

@@ -25,10 +25,11 @@ from fedtorch.comm.options import Network
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import CheckpointConfig
 from fedtorch.core.freed_memory import keep_freed
-from fedtorch.core.update import Report
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import build
+from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 
 # The first two rounds pay for memory that is touched for the first time: what is kept takes pages that the first one
@@ -67,21 +68,12 @@ class Watch:
         self.phases: list[Mapping[str, float]] = []
         self.moved: list[Mapping[str, float]] = []
 
-    def round(
-        self,
-        round: int,
-        reports: Sequence[Report],
-        weights: Mapping[str, float],
-        seconds: Mapping[str, float],
-        traffic: Mapping[str, float],
-        *extra: Any,
-        **more: Any,
-    ) -> None:
+    def round(self, round: int, facts: RoundFacts) -> None:
         """A round has ended."""
         self.ends.append((time.perf_counter(), time.process_time()))
         self.held_mb.append(anonymous_mb())
-        self.phases.append(dict(seconds))
-        self.moved.append(dict(traffic))
+        self.phases.append(dict(facts.seconds))
+        self.moved.append(dict(facts.traffic))
 
     def end(self, round: int, traffic: Mapping[str, float]) -> None:
         """What follows the last round is not timed."""
@@ -104,13 +96,13 @@ class WatchedTracker(Tracker):
     """The real tracker with a watch beside it."""
 
     def __init__(self, folder: Path, clients: Sequence[str], rounds: int) -> None:
-        super().__init__(folder, clients=clients, rounds=rounds, progress="off")
+        super().__init__(folder, clients=clients, rounds=rounds, settings=TrackConfig(progress="off"))
         self.watch = Watch()
 
-    def round(self, round: int, reports: Sequence[Report] | None, *args: Any, **more: Any) -> None:
+    def round(self, round: int, facts: RoundFacts) -> None:
         """Track, then note the time."""
-        super().round(round, reports, *args, **more)
-        self.watch.round(round, reports or (), *args)
+        super().round(round, facts)
+        self.watch.round(round, facts)
 
 
 def time_runner(

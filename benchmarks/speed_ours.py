@@ -21,6 +21,7 @@ from benchmarks import measured
 from benchmarks.speed_plan import Plan, Spec, Turn, tell_round
 from benchmarks.workloads import WORKLOADS, Workload, shrunk
 from fedtorch.core.client import Client
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.sampling import Uniform, cohort
 from fedtorch.core.seeds import seed_for
 from fedtorch.train.batches import Batching
@@ -72,9 +73,9 @@ def plan_of(workload: Workload) -> Plan:
 class Telling(measured.Watch):
     """Says on the first rank when a round is over."""
 
-    def round(self, *args: object, **more: object) -> None:
+    def round(self, round: int, facts: RoundFacts) -> None:
         """A round has ended."""
-        super().round(*args, **more)  # type: ignore[arg-type]
+        super().round(round, facts)
         if os.environ["RANK"] == "0":
             tell_round()
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from torch import Tensor
 
+from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import NAMES, Limits
+from fedtorch.algorithms.weighting import shares
 from fedtorch.core.client import ClientState
 from fedtorch.core.overrides import definer, overrides
 from fedtorch.core.places import Places
@@ -73,8 +75,16 @@ OLD_NAMES = {name: f"limits.{name}" for name in NAMES} | {
     "exchanged": "exchanged_vectors",
     "judged_weights": "eval_weights",
     "why_not_ahead": "own_weight",
+    "sent_places": "places",
+    "received_places": "places",
+    "broadcast_places": "places",
+    "kept_tensors": "kept",
+    "needed_entries": "kept",
+    "stateful": "kept",
 }
 """Members that an algorithm may have defined before -> what says the same now."""
+Way = Literal["sent", "received", "broadcast"]
+"""What travels: a client's update, the server's vectors as one client needs them, or as they go to all."""
 OF_CLIENTS = {"client_update", "correction", "report"}
 """Members that get a ClientJob while a client trains."""
 
@@ -141,40 +151,37 @@ class Algorithm:
         """
         raise NotImplementedError
 
-    def weigh(self, reports: Sequence[Report]) -> list[float]:
-        """One weight per accepted report, in the same order."""
-        raise NotImplementedError
-
     def own_weight(self, report: Report) -> float | None:
-        """The number a_i of which `weigh` makes a_i / Σ a_j, from what is known when this client is done.
+        """The number a_i from which `weigh` makes a_i / Σ a_j, from what is known when this client is done.
 
-        0 where the client cannot count. None: there is no such number, in no round. Where a class defines it, it must
-        fit the `weigh` of that same class. See `sums.why_not_ahead`.
+        0 where the client cannot count. None: there is no such number, in no round, and `weigh` is of its own.
         """
         return None
+
+    def weigh(self, reports: Sequence[Report]) -> list[float]:
+        """One weight per accepted report, in the same order: its `own_weight` divided by the sum of all.
+
+        Raises:
+            NothingToWeighError: there are reports, and all of them weigh 0.
+        """
+        own = [self.own_weight(report) for report in reports]
+        if known := [weight for weight in own if weight is not None]:
+            return shares(known)
+        if reports:
+            raise NotImplementedError(f"{type(self).__name__} defines neither `own_weight` nor `weigh`")
+        return []
 
     def aggregate(self, updates: Updates, weights: Sequence[float]) -> Tensor:
         """Combine the updates into one flat vector; by default their weighted sum."""
         return updates.weighted_sum(weights)
 
-    def sent_places(self, layout: Layout, client: str, round: int) -> Places | None:
-        """Which numbers of what a client sends travel in a round (from 0); the rest of it is 0. None: all.
+    def places(self, way: Way, layout: Layout, client: str, round: int) -> Places | None:
+        """Which numbers of the exchanged vectors, laid end to end, travel in a round (from 0). None: all.
 
-        In the exchanged vectors laid end to end. A function of its arguments and fields, asked for on all ranks.
-        """
-        return None
-
-    def received_places(self, layout: Layout, client: str, round: int) -> Places | None:
-        """Which numbers of the server's vectors a client gets in a round (from 0); None: all. For the count of bytes.
-
-        A rank gets what any of its clients may need.
-        """
-        return None
-
-    def broadcast_places(self, layout: Layout, round: int) -> Places | None:
-        """Which numbers of what the server sends can differ after its step of that round; only they travel. None: all.
-
-        All do at the start of a run, after a resume, and for an evaluation of the best model.
+        A function of its arguments and fields, asked for on all ranks. way: `sent`: of what a client sends, the rest of
+        which is 0. `received`: of the server's vectors that a client gets, for the count of bytes; a rank gets what any
+        of its clients may need. `broadcast`: of those that can differ after the server's step of that round, for all
+        (client is empty); all travel at the start of a run, after a resume, and to evaluate the best model.
         """
         return None
 
@@ -196,20 +203,9 @@ class Algorithm:
         """The flat shared weights that a client is evaluated with (its private ones are added by the engine)."""
         return received
 
-    def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
-        """Name -> shape of its own tensors in states, which have the dtype of `layout`, the shared one.
+    def kept(self, layout: Layout, private: Layout) -> Kept:
+        """Entries of its own in states. layout: the shared one. private: of what each client has for itself.
 
-        A checkpoint that has another tensor under such a name is refused. What is not named here is not looked at.
+        A class adds to these: `replace(super().kept(layout, private), client=("control",), by_clients=True)`.
         """
-        return {}
-
-    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
-        """Names of its own entries that a state always has: the server's after a step, a client's after a training.
-
-        A checkpoint that lacks one of them is refused, so that nothing begins at 0 again unnoticed.
-        """
-        return ()
-
-    def stateful(self, private: Layout) -> bool:
-        """Does a client keep anything that a later round needs? Then it trains at its home worker only."""
-        return self.is_personal or private.size > 0
+        return Kept(by_clients=self.is_personal or private.size > 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.compression.compressors import Compressor, Feedback, Quantise, TopK, give_back, with_feedback
@@ -132,10 +133,6 @@ class FedAssistant(FedAvg, MessageAlgorithm):
                 "client.steps to 1 (and client.accumulation to the number of batches), or algorithm.payload to delta"
             )
 
-    def stateful(self, private: Layout) -> bool:
-        """Residuals are kept."""
-        return True
-
     # --- the client's round
 
     def client_update(self, job: ClientJob) -> Report:
@@ -234,18 +231,15 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         """Return what was not chosen yet, where the server alone chooses, or every rank in its slice."""
         return () if self.exchange == "replicated" else (LEFT_OUT,)
 
-    def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
-        """Tensors that selections left out, and the last step."""
-        return {LEFT_OUT: (layout.size,), "step": (layout.size,)}
-
-    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
-        """Those of the kinds of feedback that are switched on, and the round of the last message."""
+    def kept(self, layout: Layout, private: Layout) -> Kept:
+        """Tensors that selections left out and the last step, as far as feedback uses them."""
+        shapes = {LEFT_OUT: (layout.size,), "step": (layout.size,)}
         if self.compressor is None:
-            return
-        if self.keeps_left_out if of_server else self.error_feedback != "none":
-            yield LEFT_OUT
-        if self.server_residual == "returned":
-            yield from ("step",) if of_server else ("sent", "sent/round")
+            return Kept(shapes, by_clients=True)
+        returned = self.server_residual == "returned"
+        server = ((LEFT_OUT,) if self.keeps_left_out else ()) + (("step",) if returned else ())
+        client = ((LEFT_OUT,) if self.error_feedback != "none" else ()) + (("sent", "sent/round") if returned else ())
+        return Kept(shapes, server, client, by_clients=True)
 
     def decode(self, message: Tensor, layout: Layout) -> Sparse | Tensor:
         """Decode a message into the vector that it stands for."""

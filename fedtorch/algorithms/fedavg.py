@@ -14,7 +14,7 @@ from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.measures import of_combination
 from fedtorch.algorithms.robust.base import rule_of
-from fedtorch.algorithms.weighting import alone, normalised
+from fedtorch.algorithms.weighting import KNOWN_ALONE, alone, normalised
 from fedtorch.core.choices import Named
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.overrides import overrides
@@ -54,7 +54,9 @@ class FedAvg(Algorithm):
         return None
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
-        """Weigh the reports by `weighting.normalised`."""
+        """Weigh the reports by `own_weight`, or what they have learned by `weighting.normalised`."""
+        if self.weights in KNOWN_ALONE:
+            return super().weigh(reports)
         return normalised(self.weights, reports, self.loss_reduction.cap)
 
     def own_weight(self, report: Report) -> float | None:

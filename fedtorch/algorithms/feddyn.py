@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import Limits
 from fedtorch.core.overrides import overrides
 from fedtorch.core.ranges import Positive
@@ -45,13 +45,10 @@ class FedDyn(FedAvg):
         steps = not overrides(type(self), "server_update", FedDyn)
         return replace(super().limits, why_not_robust=why_not, steps_with_optimizer=steps)
 
-    def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
-        """g_i and h."""
-        return {OWN: (layout.size,), MEAN: (layout.size,)}
-
-    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
-        """Both, from the first round on."""
-        return (MEAN,) if of_server else (OWN,)
+    def kept(self, layout: Layout, private: Layout) -> Kept:
+        """g_i and h, from the first round on, also of a client in rounds in which it is not drawn."""
+        shapes = {OWN: (layout.size,), MEAN: (layout.size,)}
+        return Kept(shapes, server=(MEAN,), client=(OWN,), by_clients=True)
 
     def client_update(self, job: ClientJob) -> Report:
         """Train on the bent objective; the new g_i goes into the client's state."""
@@ -78,12 +75,8 @@ class FedDyn(FedAvg):
 
         return bend
 
-    def weigh(self, reports: Sequence[Report]) -> list[float]:
-        """1/|P|, however often a client was drawn: else h would not be the mean of the g_i."""
-        return [1 / len(reports)] * len(reports)
-
     def own_weight(self, report: Report) -> float | None:
-        """Every client counts the same."""
+        """Every client counts the same, however often it was drawn: else h would not be the mean of the g_i."""
         return 1.0
 
     def server_update(self, server: ServerState, grad: Tensor) -> None:
@@ -95,7 +88,3 @@ class FedDyn(FedAvg):
         share = len(server.accepted) / server.num_clients
         server.tensors[MEAN] = mean = torch.add(mean, grad, alpha=self.alpha * share)
         server.optimizer.step(server, grad + mean / self.alpha)
-
-    def stateful(self, private: Layout) -> bool:
-        """g_i is kept across rounds, also in those where the client is not drawn."""
-        return True

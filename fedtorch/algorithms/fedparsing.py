@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
 from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.mean_teacher import Comparable, Consistency, MeanTeacher, Student, Teacher, matching
 from fedtorch.core.errors import ConfigError
@@ -137,19 +138,14 @@ class FedParsing(Algorithm):
         has_clients = self.group != "hydranet"
         return replace(super().limits, needs_labels=False, trains_clients=has_clients, reads_initial=True)
 
-    def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
+    def kept(self, layout: Layout, private: Layout) -> Kept:
         """The student's decoder, where it goes on from round to round."""
-        return {f"student/{name}": shape for name, shape in zip(layout.names, layout.shapes, strict=True)}
-
-    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
-        """The student's decoder."""
-        if of_server or self.student.init != "persistent" or self.group == "hydranet_mlm":
-            return ()
-        return [f"student/{name}" for name in matching(layout.names, self.decoder)]
-
-    def stateful(self, private: Layout) -> bool:
-        """Do clients keep their students?"""
-        return self.student.init == "persistent" or super().stateful(private)
+        kept = super().kept(layout, private)
+        shapes = {f"student/{name}": shape for name, shape in zip(layout.names, layout.shapes, strict=True)}
+        if self.student.init != "persistent":
+            return replace(kept, shapes=shapes)
+        decoder = () if self.group == "hydranet_mlm" else matching(layout.names, self.decoder)
+        return Kept(shapes, client=tuple(f"student/{name}" for name in decoder), by_clients=True)
 
     def server_train(self, server: ServerState, job: ClientJob | None) -> None:
         """E epochs on the labelled data, from w_avg (eq. 3), in round 0 from the start."""

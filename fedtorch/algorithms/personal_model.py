@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import Limits
 from fedtorch.core.client import ClientState
 from fedtorch.core.state_keys import PERSONAL
@@ -26,9 +26,9 @@ class PersonalModel(FedAvg):
         """A client's own model begins with the initial weights."""
         return replace(super().limits, reads_initial=True)
 
-    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
+    def kept(self, layout: Layout, private: Layout) -> Kept:
         """The client's own model."""
-        return () if of_server else (PERSONAL,)
+        return replace(super().kept(layout, private), client=(PERSONAL,))
 
     def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """The client's own model; the received one before it has trained any."""

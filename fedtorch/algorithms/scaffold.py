@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -11,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import Limits
-from fedtorch.algorithms.weighting import alone, normalised
+from fedtorch.algorithms.weighting import alone
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.overrides import overrides
 from fedtorch.core.server import ServerState
@@ -61,13 +61,9 @@ class Scaffold(FedAvg):
                 "or algorithm.force: true if you know what the control variates then mean"
             )
 
-    def kept_tensors(self, layout: Layout) -> Mapping[str, tuple[int, ...]]:
-        """c_i, and c."""
-        return {"control": (layout.size,)}
-
-    def needed_entries(self, layout: Layout, *, of_server: bool) -> Iterable[str]:
-        """c_i; c is exchanged."""
-        return () if of_server else ("control",)
+    def kept(self, layout: Layout, private: Layout) -> Kept:
+        """c_i, also in rounds in which the client is not sampled; c, which is exchanged, has the same name."""
+        return Kept({"control": (layout.size,)}, client=("control",), by_clients=True)
 
     def client_update(self, job: ClientJob) -> Report:
         """Corrected local training; the new c_i goes into the client's state."""
@@ -96,12 +92,8 @@ class Scaffold(FedAvg):
 
         return shift_gradients
 
-    def weigh(self, reports: Sequence[Report]) -> list[float]:
-        """Unweighted mean (under size-proportional sampling, over the draws)."""
-        return normalised("equal", reports)
-
     def own_weight(self, report: Report) -> float | None:
-        """Every draw counts the same."""
+        """Every draw counts the same: the mean is unweighted, under size-proportional sampling over the draws."""
         return alone("equal", report)
 
     def server_update(self, server: ServerState, grad: Tensor) -> None:
@@ -109,10 +101,6 @@ class Scaffold(FedAvg):
         weights_grad, control_grad = grad.chunk(2)
         server.tensors["control"].sub_(control_grad, alpha=len(server.accepted) / server.num_clients)
         server.optimizer.step(server, weights_grad)
-
-    def stateful(self, private: Layout) -> bool:
-        """c_i is kept across rounds, also in those where the client is not sampled."""
-        return True
 
 
 def _full_gradient(job: ClientJob, weights: Tensor) -> Tensor:

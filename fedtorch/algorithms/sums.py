@@ -22,7 +22,7 @@ def why_not_private(rule: Algorithm) -> str:
         return "exchanges nothing, so nothing is released"
     if not limits.is_sum:
         return f"combines updates in a way {own}"
-    if definer(type(rule), "weigh") not in (Algorithm, FedAvg):
+    if not {definer(type(rule), name) for name in ("weigh", "own_weight")} <= {Algorithm, FedAvg}:
         return "weighs clients in a way of its own, by numbers that depend on their data"
     if overrides(type(rule), "server_update", Algorithm):
         return f"takes the server's step in a way {own}"
@@ -40,6 +40,6 @@ def why_not_ahead(rule: Algorithm) -> str:
         return "exchanges nothing, so nothing is summed"
     if not rule.limits.is_sum:
         return "combines updates in a way of its own, which is no single sum"
-    if definer(type(rule), "weigh") is not definer(type(rule), "own_weight") or rule.own_weight(_ANY) is None:
+    if definer(type(rule), "weigh") not in (Algorithm, FedAvg) or rule.own_weight(_ANY) is None:
         return "has weights that are known only when all clients are done"
     return ""

@@ -63,10 +63,19 @@ def normalised(name: str, reports: Sequence[Report], cap: float | None = None) -
     if math.fsum(raw) == 0.0 and name != "size":
         log.warning("every client's %s weight is 0 in this round: using training sizes instead", name)
         raw = [_size(report, most) if _counts(report) else 0.0 for report in reports]
-    total = math.fsum(raw)
+    return shares(raw)
+
+
+def shares(own: Sequence[float]) -> list[float]:
+    """a_i / Σ a_j.
+
+    Raises:
+        NothingToWeighError: the sum is 0.
+    """
+    total = math.fsum(own)
     if total == 0.0:
         raise NothingToWeighError("no client with training examples and finite numbers to weigh")
-    return [value / total for value in raw]
+    return [value / total for value in own]
 
 
 def alone(name: str, report: Report) -> float | None:

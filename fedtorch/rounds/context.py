@@ -18,13 +18,13 @@ from fedtorch.config.schema import Config
 from fedtorch.core.client import ClientStore
 from fedtorch.core.server import ServerOptimizer, ServerState
 from fedtorch.core.update import UpdateBuffer
-from fedtorch.core.weights import Layout
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.exchanged_vectors import ExchangedVectors, SentPlaces
 from fedtorch.rounds.membership import Membership, Progress
 from fedtorch.rounds.previous_scale import PreviousScale
 from fedtorch.rounds.rank_role import RankRole
 from fedtorch.tasks.base import SERVER
+from fedtorch.train.engine import Engine
 
 
 class RoundContext:
@@ -39,7 +39,7 @@ class RoundContext:
         """who takes part; meetings of all ranks"""
         self.role = RankRole(components)
         """what this rank is within its worker"""
-        self.is_stateful = keeps_state(self.config, self.algorithm, components.engine.private)
+        self.is_stateful = keeps_state(self.config, self.algorithm, components.engine)
         """do clients keep anything?"""
         self.has_homes = self.is_stateful or has_homes(components)
         """does a client train at its home only?"""
@@ -149,9 +149,9 @@ def has_homes(components: RunComponents) -> bool:
     return is_fixed or components.mechanism.hides_clients
 
 
-def keeps_state(config: Config, algorithm: Algorithm, private: Layout) -> bool:
+def keeps_state(config: Config, algorithm: Algorithm, engine: Engine) -> bool:
     """Do clients keep anything? An optimiser, a place in the data or a model is state, whatever the algorithm."""
     settings = {config.client, *(config.client_for(name) for name in config.per_client if name != SERVER)}
     keeps = any(hp.optimizer_state == "keep" or hp.steps is not None or hp.schedule_span == "run" for hp in settings)
     keeps |= config.eval.point == "trained" or config.eval.best == "per_client"
-    return keeps or algorithm.stateful(private)
+    return keeps or algorithm.kept(engine.shared, engine.private).by_clients

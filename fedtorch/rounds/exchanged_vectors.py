@@ -96,9 +96,9 @@ class ExchangedVectors:
     def _send(self, server_tensors: Mapping[str, Tensor]) -> None:
         round, places = self._members.progress.round, None
         if self._state is _State.STEPPED:
-            places = self._algorithm.broadcast_places(self._layout, round - 1)
+            places = self._algorithm.places("broadcast", self._layout, "", round - 1)
         part = self.flat if places is None else places.take(self.flat)
-        numbers = self._received_numbers(round)
+        numbers = self._received_numbers(round, len(part))
 
         def send() -> dict[str, Tensor]:
             if part.numel():
@@ -111,12 +111,12 @@ class ExchangedVectors:
         if self.varying.adopt(found):
             self._algorithm.adopt(self._components.engine, self._components.task, self.varying.held)
 
-    def _received_numbers(self, round: int) -> int | None:
-        """How many numbers all clients together get, where the algorithm says so for each."""
-        if not (overrides(type(self._algorithm), "received_places", Algorithm) and self._comm.is_server):
+    def _received_numbers(self, round: int, sent: int) -> int | None:
+        """How many numbers all clients together get, where the algorithm says so for each. sent: to all."""
+        if not (overrides(type(self._algorithm), "places", Algorithm) and self._comm.is_server):
             return None
-        each = [self._algorithm.received_places(self._layout, name, round) for name in self._comm.names]
-        return sum(len(self.flat) if places is None else len(places) for places in each)
+        each = [self._algorithm.places("received", self._layout, name, round) for name in self._comm.names]
+        return sum(sent if places is None else len(places) for places in each)
 
 
 class SentPlaces:
@@ -134,5 +134,5 @@ class SentPlaces:
             self._known = (round, {})
         places = self._known[1]
         if client not in places:
-            places[client] = self._algorithm.sent_places(self._layout, client, round)
+            places[client] = self._algorithm.places("sent", self._layout, client, round)
         return places[client]

@@ -207,7 +207,7 @@ class ClientTrainer:
         places = self.context.updates.places(job.client.name)
         if places is not None and not places.holds_all_of(job.outgoing.flat):
             raise UpdateError(
-                f"{type(self.context.algorithm).__name__} sent more than its `sent_places` names: only "
+                f"{type(self.context.algorithm).__name__} sent more than its `places` names: only "
                 f"{len(places)} of {places.size} numbers travel for this client and round, and the others are not 0"
             )
 
@@ -297,8 +297,8 @@ class ClientTrainer:
                 self.context.store.stage(job.client.name, job.state)
         elif job.state.tensors or job.state.numbers:
             raise FedtorchError(
-                f"{type(self.context.algorithm).__name__} left something in a client's state, but its stateful() says "
-                "that clients keep nothing; return True there, so that every client has a home"
+                f"{type(self.context.algorithm).__name__} left something in a client's state, but its `kept` says "
+                "that clients keep nothing; say `by_clients=True` there, so that every client has a home"
             )
 
 

@@ -65,7 +65,8 @@ def _of_server(context: RoundContext, saved: ServerState, round: int) -> Iterato
     exchanged = algorithm.exchanged_vectors
     names = {*exchanged, keys.BEST, keys.MOMENTUM, keys.FIRST_MOMENT, keys.SECOND_MOMENT}
     flat: Flat = {name: (layout, (layout.size,)) for name in names}
-    flat |= {name: (layout, shape) for name, shape in algorithm.kept_tensors(layout).items()}
+    kept = algorithm.kept(layout, context.components.engine.private)
+    flat |= {name: (layout, shape) for name, shape in kept.shapes.items()}
     for name in algorithm.varying_vectors:
         for key in {name, keys.best(name)} & set(saved.tensors):
             flat[key] = (layout, (saved.tensors[key].numel(),))
@@ -97,7 +98,8 @@ def _needed(context: RoundContext, saved: ServerState, round: int) -> Iterator[s
     stepped = algorithm.limits.trains_clients and round > numbers.get(keys.VOID_ROUNDS, 0)
     if not algorithm.exchanged_vectors or not stepped:
         return
-    yield from algorithm.needed_entries(context.components.engine.shared, of_server=True)
+    engine = context.components.engine
+    yield from algorithm.kept(engine.shared, engine.private).server
     if not algorithm.limits.steps_with_optimizer:
         return
     if rule.optimizer in ("adam", "yogi", "adagrad", "adamw"):
@@ -120,7 +122,7 @@ def _needed_by_client(context: RoundContext, name: str, state: ClientState) -> I
         return  # evaluated, and never drawn
     if engine.private.size:
         yield keys.PRIVATE
-    yield from context.algorithm.needed_entries(engine.shared, of_server=False)
+    yield from context.algorithm.kept(engine.shared, engine.private).client
     hp, prefix = context.config.client_for(name), keys.optimizer(_TRAIN)
     has_optimizer = any(key.startswith(prefix) for key in (*state.tensors, *numbers))
     if has_optimizer and hp.steps is not None:
@@ -137,7 +139,7 @@ def _of_client(context: RoundContext, name: str, state: ClientState, round: int)
     shared, private = engine.shared, engine.private
     flat: Flat = {key: (shared, (shared.size,)) for key in (keys.PERSONAL, keys.TRAINED, keys.BEST_WEIGHTS)}
     flat |= {key: (private, (private.size,)) for key in (keys.PRIVATE, keys.BEST_PRIVATE)}
-    flat |= {key: (shared, shape) for key, shape in algorithm.kept_tensors(shared).items()}
+    flat |= {key: (shared, shape) for key, shape in algorithm.kept(shared, private).shapes.items()}
     if name != SERVER:
         needed = _needed_by_client(context, name, state)
         yield from _lacking(filter(context.role.may_have, needed), state)

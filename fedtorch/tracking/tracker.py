@@ -60,9 +60,9 @@ class Tracker:
         config: Mapping[str, Any] | None = None,
         has_times: bool = True,
     ) -> None:
-        """resume_round: rounds done in the checkpoint; None begins anew, in an old folder too. settings: None: the defaults.
+        """resume_round: rounds done in the checkpoint; None begins anew, in an old folder too.
 
-        metric: the score in the console's line; by default each evaluation's first.
+        settings: None: the defaults. metric: the score in the console's line; by default each evaluation's first.
         trackers: beside TensorBoard. config: nested, secrets masked, for them. has_times: False where it must not be
         told how long a round took.
         """

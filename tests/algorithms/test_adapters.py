@@ -155,7 +155,7 @@ def test_rolora_refuses_a_server_whose_moments_move_a_factor_that_rests(server: 
 @pytest.mark.parametrize("names", [(A,), (B,)])
 def test_rolora_refuses_one_factor_alone(names: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="no layer of the model has both factors"):
-        RoLoRA().sent_places(layout(2, 3, 4, names), "a", 0)
+        RoLoRA().places("sent", layout(2, 3, 4, names), "a", 0)
 
 
 def test_what_rests_does_not_travel(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg, FedOpt
 from fedtorch.algorithms.feddyn import FedDyn
+from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.loss_reduction import LossReduction
@@ -57,7 +58,7 @@ def test_an_algorithm_that_says_nothing() -> None:
     assert Trains().limits.trains_server and Inherits().limits.trains_server
     assert limits.engines == ("torch", "deepspeed") and limits.precisions == ("fp32", "bf16", "fp16")
     assert limits.weighting == "equal" and why_not_private(rule) == "" and limits.is_sum
-    assert rule.sent_places(ONE, "a", 0) is rule.received_places(ONE, "a", 0) is rule.broadcast_places(ONE, 0) is None
+    assert all(rule.places(way, ONE, "a", 0) is None for way in ("sent", "received", "broadcast"))
 
 
 def test_nothing_is_against_an_algorithm_of_which_nothing_is_known() -> None:
@@ -140,7 +141,8 @@ def test_whose_step_is_the_optimisers() -> None:
 
 
 def test_a_client_with_private_numbers_or_a_model_of_its_own_keeps_something() -> None:
-    assert (Least().stateful(ONE), Least().stateful(NONE), Local().stateful(NONE)) == (True, False, True)
+    assert (Least().kept(ONE, ONE), Least().kept(ONE, NONE)) == (Kept(by_clients=True), Kept())
+    assert Local().kept(ONE, NONE) == Kept(client=("personal",), by_clients=True)
 
 
 @dataclass(frozen=True)
@@ -284,4 +286,4 @@ def test_a_client_alone_trains_its_own_model_on_and_rests_where_it_was_stopped()
     assert Local().eval_weights(received, ClientState()) is received
     assert Local().is_personal and Local().exchanged_vectors == ()
     layout = Layout.of({"w": torch.zeros(1)})
-    assert [list(Local().needed_entries(layout, of_server=server)) for server in (False, True)] == [["personal"], []]
+    assert (Local().kept(layout, layout).client, Local().kept(layout, layout).server) == (("personal",), ())

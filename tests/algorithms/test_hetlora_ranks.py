@@ -62,7 +62,7 @@ def test_the_last_ranks_go_where_they_have_become_smaller(after: float, left: in
 
 def test_what_a_rank_may_shrink_to() -> None:
     half = HetLoRA(rank_decay=0.5)
-    assert [half.kept(rank) for rank in (8, 5, 2, 1)] == [4, 2, 1, 1]
+    assert [half.lasting(rank) for rank in (8, 5, 2, 1)] == [4, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_a_rank_may_shrink_to() -> None:
 )
 def test_a_part_of_a_rank_is_rounded_down(decay: float, rank: int, kept: int) -> None:
     """5.6, 4.9, 1.8, 7.92, 2.4 and 0.8, of which at least one is kept."""
-    assert HetLoRA(rank_decay=decay).kept(rank) == kept
+    assert HetLoRA(rank_decay=decay).lasting(rank) == kept
 
 
 def test_a_client_that_gave_up_a_rank_trains_without_it(tmp_path: Path) -> None:

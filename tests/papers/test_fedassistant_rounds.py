@@ -478,7 +478,7 @@ def test_a_state_without_what_feedback_needs_is_refused() -> None:
         ({**sparse, "server_residual": "returned"}, [LEFT_OUT, "sent", "sent/round"], ["step"]),
     ):
         rule: Any = FedAssistant(**settings)  # type: ignore[arg-type]
-        found = [list(rule.needed_entries(layout, of_server=server)) for server in (False, True)]
+        found = [list(rule.kept(layout, layout).client), list(rule.kept(layout, layout).server)]
         assert found == [of_client, of_server], settings
 
 

@@ -24,6 +24,7 @@ from fedtorch.config.schema import ClientConfig, EngineConfig, EvalConfig
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.histograms import read
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.update import Report
 from fedtorch.data.synthetic.gym import prepare
 from fedtorch.models.encoder_decoder import EncoderDecoder
@@ -53,8 +54,8 @@ def small(gym: Path, **changes: Any) -> FewShotTasks:
 class Notes:
     """In place of a tracker: keeps each client's last report, and no client may fail unnoticed."""
 
-    def round(self, round: int, reports: list[Report], *_: Any, **__: Any) -> None:
-        assert {report.status for report in reports} == {"ok"}
+    def round(self, round: int, facts: RoundFacts) -> None:
+        assert {report.status for report in facts.reports or ()} == {"ok"}
 
     def evaluation(self, *_: Any, **__: Any) -> None: ...
 

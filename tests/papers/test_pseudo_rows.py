@@ -19,7 +19,7 @@ from fedtorch.algorithms.metaweighting import MetaWeighting, Pair, _MetaTask, me
 from fedtorch.algorithms.pseudo import Measured, labelling_task
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.histograms import read
-from fedtorch.core.update import Report
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.rounds.runner import Runner
 
 
@@ -76,8 +76,8 @@ TASK = Labels({"a": (2.0, 3.0, 4), "b": (1.0, -1.0, 2)}, start=(0.5,))
 class Notes:
     """In place of a tracker; no client may fail unnoticed."""
 
-    def round(self, round: int, reports: Sequence[Report], *_: Any, **__: Any) -> None:
-        assert {report.status for report in reports} == {"ok"}
+    def round(self, round: int, facts: RoundFacts) -> None:
+        assert {report.status for report in facts.reports or ()} == {"ok"}
 
     def working(self, text: str) -> None: ...
 

@@ -248,9 +248,10 @@ def test_reports_and_records_say_nothing_of_who_took_part(tmp_path: Path, caplog
     said = [caplog.text, repr(seen), repr(result)]
     assert "(hidden)" in caplog.text
     assert not [name for name in TASK.clients for text in said if name in text]
-    round, reports, weights, seconds, traffic, figures = seen[-2]  # type: ignore[misc]
-    assert (round, reports, weights, seconds, traffic) == (0, None, {}, {}, {})
-    assert figures == {"privacy/epsilon": result.privacy["epsilon"]}
+    round, facts = seen[-2]  # type: ignore[misc]
+    epsilon = result.privacy["epsilon"]
+    shown = [("ε", f"{epsilon:.5g}"), ("δ", "0.001")]
+    assert (round, facts) == (0, RoundFacts(None, figures={"privacy/epsilon": epsilon}, shown=shown))
 
 
 def test_revealed_losses_are_one_number_per_round(tmp_path: Path) -> None:
@@ -308,8 +309,8 @@ def test_terms_say_what_is_divided_by(tmp_path: Path) -> None:
 class FirstNumberOnly(FedAvg):
     """Of the weights only the first number travels, as where a factor of an adapter rests."""
 
-    def sent_places(self, layout: Layout, client: str, round: int) -> Places:
-        return Places(torch.tensor([0]), layout.size)
+    def places(self, way: str, layout: Layout, client: str, round: int) -> Places | None:
+        return Places(torch.tensor([0]), layout.size) if way == "sent" else None
 
     def client_update(self, job: ClientJob) -> Report:
         curve = job.train(job.received["weights"])

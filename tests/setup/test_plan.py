@@ -155,7 +155,7 @@ def test_what_the_first_cohort_sends_is_looked_for_or_what_some_client_would(tmp
     class Notes(FedAvg):
         """Notes who is asked."""
 
-        def sent_places(self, shared: Any, client: str, round: int) -> None:
+        def places(self, way: str, shared: Any, client: str, round: int) -> None:
             """Everything."""
             asked.append(client)
 

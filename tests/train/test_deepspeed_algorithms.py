@@ -19,7 +19,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.find import shipped
 from fedtorch.config.load import load
 from fedtorch.config.schema import Config
-from fedtorch.core.update import Report
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.setup.build import build
 
 CONFIGS = shipped()
@@ -93,7 +93,8 @@ class Notes:
 
     reports: list[dict[str, float]] = field(default_factory=list)
 
-    def round(self, round: int, reports: Sequence[Report], *_: Any, **__: Any) -> None:
+    def round(self, round: int, facts: RoundFacts) -> None:
+        reports = facts.reports or ()
         assert {report.status for report in reports} == {"ok"}
         for report in sorted(reports, key=lambda report: report.client):
             numbers = {key: value for key, value in report.extra.items() if not key.endswith("_s")}

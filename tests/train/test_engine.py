@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from transformers.optimization import Adafactor
 
 from fedtorch.config.schema import ClientConfig
 from fedtorch.core.errors import FedtorchError
-from fedtorch.core.update import Report
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.weights import Partition
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
@@ -96,8 +96,8 @@ class Losses:
     def __init__(self) -> None:
         self.found: dict[tuple[int, str], float] = {}
 
-    def round(self, round: int, reports: Sequence[Report], *_: object, **__: object) -> None:
-        self.found |= {(round, report.client): report.loss_first for report in reports}
+    def round(self, round: int, facts: RoundFacts) -> None:
+        self.found |= {(round, report.client): report.loss_first for report in facts.reports or ()}
 
     def evaluation(self, *_: object, **__: object) -> None: ...
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtorch.algorithms.adapters.factors import norm_of_product, pairs_of, rank_places
 from fedtorch.algorithms.adapters.ranks import NORM, UnlikeRanks
+from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import Limits
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import NotNegative
@@ -50,9 +51,10 @@ class HetLoRA(UnlikeRanks):
                 "the last ones; set it (0.5, say), or remove algorithm.rank_penalty"
             )
 
-    def stateful(self, private: Layout) -> bool:
+    def kept(self, layout: Layout, private: Layout) -> Kept:
         """A client that may give up ranks keeps how many it has left."""
-        return self.rank_decay is not None or super().stateful(private)
+        kept = super().kept(layout, private)
+        return kept if self.rank_decay is None else replace(kept, by_clients=True)
 
     @property
     def limits(self) -> Limits:
@@ -79,7 +81,7 @@ class HetLoRA(UnlikeRanks):
         whole = super().present_rank(job)
         return whole if self.rank_decay is None else int(job.state.numbers.get(RANK, whole))
 
-    def kept(self, rank: int) -> int:
+    def lasting(self, rank: int) -> int:
         """The ranks that a client of `rank` may not give up."""
         assert self.rank_decay is not None
         return max(1, int(self.rank_decay * rank))
@@ -92,7 +94,7 @@ class HetLoRA(UnlikeRanks):
         shared = set(job.engine.shared.names)
         names = [name for name in job.engine.trained_names if name in shared]
         pairs = [(names.index(pair.a), names.index(pair.b)) for pair in pairs_of(job.engine.shared)]
-        last, weight = slice(self.kept(rank), rank), self.rank_penalty
+        last, weight = slice(self.lasting(rank), rank), self.rank_penalty
 
         @torch.no_grad()
         def penalise(engine: Engine) -> Tensor:
@@ -112,7 +114,7 @@ class HetLoRA(UnlikeRanks):
         """Gives up the last ranks where they have become smaller."""
         if self.rank_decay is None:
             return {}
-        layout, kept = job.engine.shared, self.kept(rank)
+        layout, kept = job.engine.shared, self.lasting(rank)
         if kept < rank and last_norm(layout, trained, kept) < last_norm(layout, begun, kept):
             places = rank_places(layout, kept)
             trained.copy_(places.spread(places.take(trained)))

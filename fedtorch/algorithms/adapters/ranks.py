@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.algorithms.adapters.factors import Pair, norm_of_product, pairs_of, rank_places, stacked
-from fedtorch.algorithms.base import Updates
+from fedtorch.algorithms.base import Updates, Way
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.limits import Limits
 from fedtorch.core.errors import ConfigError
@@ -65,13 +65,9 @@ class UnlikeRanks(FedAvg):
                 "place of the server's; set server.optimizer to none"
             )
 
-    def sent_places(self, layout: Layout, client: str, round: int) -> Places:
-        """The first rows and columns of the client's rank, and whatever is no factor."""
-        return rank_places(layout, self.rank_of(layout, client))
-
-    def received_places(self, layout: Layout, client: str, round: int) -> Places:
-        """Places that a client receives: those that it sends."""
-        return rank_places(layout, self.rank_of(layout, client))
+    def places(self, way: Way, layout: Layout, client: str, round: int) -> Places | None:
+        """The first rows and columns of the client's rank, and whatever is no factor, in both directions."""
+        return None if way == "broadcast" else rank_places(layout, self.rank_of(layout, client))
 
     def rank_of(self, layout: Layout, client: str) -> int:
         """Rank of this client.

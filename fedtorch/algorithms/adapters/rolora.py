@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fedtorch.algorithms.adapters.factors import A, B, pairs_of, places_without
+from fedtorch.algorithms.base import Way
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.places import Places
@@ -30,21 +31,19 @@ class RoLoRA(FedAvg):
         """Part of the names of the factors that are not trained in this round (from 0)."""
         return A if round % 2 == 0 else B
 
-    def sent_places(self, layout: Layout, client: str, round: int) -> Places:
-        """All but the factor at rest.
+    def places(self, way: Way, layout: Layout, client: str, round: int) -> Places | None:
+        """All but the factor at rest; the server's step changes nothing else.
 
         Raises:
             ConfigError: the model has no layer both of whose factors travel.
         """
+        if way == "received":
+            return None
         if not any(pair.a and pair.b for pair in pairs_of(layout)):
             raise ConfigError(
                 "algorithm.name is rolora but no layer of the model has both factors among the shared parameters; set "
                 "task.model.adapter, and take them out of partition.private and partition.frozen"
             )
-        return places_without(layout, self.resting(round))
-
-    def broadcast_places(self, layout: Layout, round: int) -> Places:
-        """Places that are sent to all: those of the factor that was trained; the server's step changes nothing else."""
         return places_without(layout, self.resting(round))
 
     def check_server(self, server: ServerConfig) -> None:

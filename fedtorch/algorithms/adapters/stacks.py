@@ -32,7 +32,7 @@ from fedtorch.algorithms.adapters.factors import (
     to_rows,
 )
 from fedtorch.algorithms.adapters.ranks import UnlikeRanks, decomposed, stacked_factors
-from fedtorch.algorithms.base import Updates
+from fedtorch.algorithms.base import Updates, Way
 from fedtorch.core import state_keys as keys
 from fedtorch.core.places import Places
 from fedtorch.core.ranges import Count
@@ -157,13 +157,9 @@ class FLoRA(AddsToBase):
     What is no factor is averaged.
     """
 
-    def received_places(self, layout: Layout, client: str, round: int) -> Places:
-        """Places of what is no factor; the stack comes beside."""
-        return places_without(layout, A, B)
-
-    def broadcast_places(self, layout: Layout, round: int) -> Places:
-        """Places of what is no factor; the stack comes beside."""
-        return places_without(layout, A, B)
+    def places(self, way: Way, layout: Layout, client: str, round: int) -> Places | None:
+        """Down goes what is no factor; the stack comes beside."""
+        return super().places(way, layout, client, round) if way == "sent" else places_without(layout, A, B)
 
     def start_of(self, job: ClientJob, received: Tensor) -> Tensor:
         """Join what was received to the round's A, drawn as peft does (±1/√d_in); the first round has its own."""

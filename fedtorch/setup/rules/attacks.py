@@ -93,7 +93,7 @@ def updates_are_vectors(plan: Plan, engine: Engine) -> None:
 def those_who_are_known_keep_nothing(plan: Plan, engine: Engine) -> None:
     """Refuse colluding attackers where clients keep a state, which is at their home."""
     config = plan.config
-    if config.attack.kind in COLLUDING and keeps_state(config, plan.algorithm, engine.private):
+    if config.attack.kind in COLLUDING and keeps_state(config, plan.algorithm, engine):
         raise ConfigError(
             f"attack.kind is {config.attack.kind}, whose attackers train others' rows, but clients keep something from "
             "round to round (private parameters, an optimiser, a place in the data, a model of their own); choose "

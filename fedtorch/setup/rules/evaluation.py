@@ -96,7 +96,7 @@ def evaluations_can_wait(plan: Plan, engine: Engine) -> None:
             not rule.limits.trains_clients,
             f"with algorithm.name {name} no client trains, so no round is waited for",
         ),
-        (keeps_state(plan.config, rule, engine.private), "clients keep a state, which the next training changes"),
+        (keeps_state(plan.config, rule, engine), "clients keep a state, which the next training changes"),
     ):
         if is_so:
             raise ConfigError(f"eval.overlap is true but {why}; set eval.overlap to false")

@@ -19,7 +19,7 @@ def something_is_shared(plan: Plan, engine: Engine) -> None:
 def what_travels_is_there(plan: Plan, engine: Engine) -> None:
     """Refuse an algorithm that sends parameters which the model does not have."""
     for client, _ in plan.first_cohort or [(plan.clients[0], 1)]:
-        plan.algorithm.sent_places(engine.shared, client.name, 0)
+        plan.algorithm.places("sent", engine.shared, client.name, 0)
 
 
 SUBJECT = Subject(
