@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedtorch.config.poisson import with_rate
 from fedtorch.core.choices import Named
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import Count, Positive, Whole
@@ -90,3 +89,33 @@ class ClientsConfig:
     def drawn(self) -> Literal["all"] | int:
         """Clients drawn for a round, with those that may come too late."""
         return "all" if self.per_round == "all" else self.per_round + self.extra
+
+
+POISSON = "poisson"
+
+
+def with_rate(
+    sampling: str | dict[str, Any], rate: float | None, per_round: Literal["all"] | int
+) -> tuple[str | dict[str, Any], float | None]:
+    """`clients.sampling` and `clients.rate`, each of which then has the rate, for Poisson sampling; others as they are.
+
+    Raises:
+        ConfigError: the rate is missing, given twice, or given to a sampler that has none.
+    """
+    fields = {"name": "uniform", **sampling} if isinstance(sampling, dict) else {"name": sampling}
+    if fields["name"] != POISSON:
+        if rate is not None:
+            raise ConfigError(f"clients.rate is {rate} but clients.sampling is {fields['name']}; set it to {POISSON}")
+        return sampling, rate
+    own: Any = fields.get("rate")
+    if own is None and rate is None:
+        raise ConfigError("clients.sampling is poisson but clients.rate is not given; give a probability above 0")
+    if own is not None and rate is not None and own != rate:
+        raise ConfigError(f"clients.rate is {rate} but clients.sampling.rate is {own}; give one of them")
+    if per_round != "all":
+        raise ConfigError(
+            f"clients.per_round is {per_round} but clients.sampling is poisson, whose rounds have any number of "
+            "clients; set clients.per_round to all"
+        )
+    found = rate if own is None else own
+    return {**fields, "rate": found}, found

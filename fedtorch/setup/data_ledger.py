@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedtorch.privacy.data_ledger import SUFFIX, DataLedger
 from fedtorch.setup.plan import Plan
-from fedtorch.tasks.prepared import Prepared
+from fedtorch.tasks.prepared import InFolder
 
 
 def data_ledger(plan: Plan) -> DataLedger | None:
@@ -19,7 +19,7 @@ def data_ledger(plan: Plan) -> DataLedger | None:
         return None
     if config.ledger is not None:
         return DataLedger(Path(config.ledger))
-    if not isinstance(plan.task, Prepared) or plan.config.system.placement == "pinned":
+    if not isinstance(plan.task, InFolder) or plan.config.system.placement == "pinned":
         return None
     folder = plan.task.folder.resolve()
     return DataLedger(folder.with_name(folder.name + SUFFIX))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+import math
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
-from fedtorch.setup.model_size import WithinMemory
 from fedtorch.setup.rules import check_module
 from fedtorch.tasks.base import Task
 from fedtorch.train.deepspeed import DeepSpeedEngine
@@ -88,3 +91,35 @@ def share_engine(one: Config, other: Config) -> bool:
     )
     is_same_optimizer = (one.client.optimizer, one.client.no_decay) == (other.client.optimizer, other.client.no_decay)
     return same and (one.engine.kind == "torch" or is_same_optimizer)
+
+
+_MAKES = frozenset(f"aten::{name}" for name in ("empty", "zeros", "ones", "full", "rand", "randn"))
+
+
+class WithinMemory(TorchDispatchMode):
+    """Inside the block tensors are made until together they are larger than all memory of this machine.
+
+    Freed ones count too, so the limit is twice that memory: it is for slips of the hand in widths and layers.
+
+    Raises:
+        ConfigError: they are.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limit_bytes = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        self.bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func.name().partition(".")[0] in _MAKES and str(options.get("device")) != "meta":
+            dtype = options.get("dtype") or torch.get_default_dtype()
+            self.bytes += math.prod(args[0]) * dtype.itemsize
+            if self.bytes > self.limit_bytes:
+                raise ConfigError(
+                    f"the model that `task` describes does not fit into this machine: with a tensor of {list(args[0])} "
+                    f"it has come to {self.bytes / 2**30:.0f} GiB; lower its widths, layers or positions"
+                )
+        return func(*args, **options)

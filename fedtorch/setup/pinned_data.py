@@ -13,7 +13,7 @@ from fedtorch.config.load import config_facts
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError
 from fedtorch.rounds.placement import make_topology, workers_with_data
-from fedtorch.tasks.prepared import Entry, Prepared
+from fedtorch.tasks.prepared import Entry, InFolder
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ def adopt(config: Config, other: Config) -> Config:
         ConfigError: it is about other data.
     """
     task = check_task(other)
-    if task.data != config.task.data:
-        raise ConfigError(f"compare.task.data is {task.data} but system.placement is pinned; leave it as it is")
+    if (data := other.task.data) != config.task.data:
+        raise ConfigError(f"compare.task.data is {data} but system.placement is pinned; leave it as it is")
     return replace(other, task=task.with_entries(config.task.prepared["clients"]))
 
 
@@ -75,14 +75,14 @@ def without_data(config: Config) -> Config:
     )
 
 
-def check_task(config: Config) -> Prepared:
+def check_task(config: Config) -> InFolder:
     """The task, if its clients can be on different disks.
 
     Raises:
         ConfigError: they cannot.
     """
     task = config.task
-    if not isinstance(task, Prepared) or task.reads_other_clients:
+    if not isinstance(task, InFolder) or task.reads_other_clients:
         raise ConfigError(
             f"system.placement is pinned but the task `{config.task_name}` needs the files of all clients on every "
             "rank; set system.placement to balanced"
@@ -93,7 +93,7 @@ def check_task(config: Config) -> Prepared:
 
 
 def _own(
-    config: Config, task: Prepared, comm: Communicator, known: Config | None
+    config: Config, task: InFolder, comm: Communicator, known: Config | None
 ) -> tuple[list[Packet], FedtorchError | None]:
     """A message for each client that this rank speaks for: the first of the ranks that have its data does."""
     topology = make_topology(config, comm.size)

@@ -119,3 +119,12 @@ def _sums(scores: Scores, name: str) -> list[str]:
 def _warn(name: str, client: str, error: str) -> None:
     """Once for each metric, client and kind of error."""
     log.warning("the metric %s failed for client %s: %s; it has no score there, training goes on", name, client, error)
+
+
+def pooled(scores: Mapping[str, Scores]) -> dict[str, float]:
+    """Metric -> sum over all clients."""
+    totals: dict[str, float] = {}
+    for metrics in scores.values():
+        for name, (total, _) in metrics.items():
+            totals[name] = totals.get(name, 0.0) + total
+    return totals

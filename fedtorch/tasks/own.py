@@ -26,10 +26,12 @@ from fedtorch.models.adapters.lora import has_adapter
 from fedtorch.models.adapters.saved import base_digests, bases_elsewhere, save_adapted, saved_keys
 from fedtorch.models.auto import AnyModel, Head, longest_input
 from fedtorch.models.pretrained import save_model, save_tokenizer
-from fedtorch.tasks.chosen_metrics import code_of
+from fedtorch.tasks.base import Scores
+from fedtorch.tasks.chosen_metrics import code_of, pooled, pooled_of, scores_of, selectable
+from fedtorch.tasks.copies import copy_as
 from fedtorch.tasks.own_usage import usage
+from fedtorch.tasks.prepared import InFolder
 from fedtorch.tasks.public_rows import fit_to_public_rows
-from fedtorch.tasks.scored import Scored
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.text.pretrained import lacks, load_tokenizer_as, tokenizer_digest
 
@@ -40,15 +42,18 @@ LABELLED_CLIENTS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnTask(Scored):
+class OwnTask(InFolder):
     """A task over rows of any source and any model of transformers; a subclass says what a row is and how it counts."""
 
     head: ClassVar[Head]
     """of the model"""
     kind: ClassVar[str]
     """its name in a config"""
+    takes_metrics: ClassVar[bool] = True
+    lower_is_better: ClassVar[tuple[str, ...]] = ()
+    """those of `figures` that no best model is chosen by"""
 
-    data: OwnData  # type: ignore[assignment]  # a folder in tasks whose data are prepared by a command
+    data: OwnData
     """where the rows are, what their columns mean and whose they are"""
     model: Annotated[Mapping[str, Any], AnyModel.one_of]
     """`{path: FOLDER_OR_NAME}`, or `{random: KIND, ...}` with fields of its configuration"""
@@ -326,3 +331,39 @@ class OwnTask(Scored):
                 f"{where} has a row of {len(ids)} tokens, task.max_length leaves {most}; raise it, or set task.truncate"
             )
         return list(ids[:most] if self.truncate == "right" else ids[-most:])
+
+    def with_metrics(self, chosen: Mapping[str, Any]) -> Self:
+        """A copy that keeps what this one has read."""
+        if not chosen:
+            return self
+        return copy_as(type(self), self, chosen=dict(chosen))
+
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics that a best model can be chosen by."""
+        return tuple(dict.fromkeys((self.main_metric, *selectable(self.chosen, self.lower_is_better))))
+
+    def single_metrics(self) -> tuple[str, ...]:
+        """Only the main one; figures of several rows are no means."""
+        return (self.main_metric,)
+
+    def figures(self, totals: Mapping[str, float]) -> dict[str, float]:
+        """Figures that are no means, from sums of scores by name."""
+        return {}
+
+    def summary(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
+        """`figures` of all rows together, and of each client's."""
+        each = {client: self.figures(pooled({client: found})) for client, found in scores.items()}
+        return {"pooled": self.figures(pooled(scores)), "clients": each}
+
+    def compared(self, examples: Sequence[Any], predictions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """(predictions, references) as a metric of one's own gets them, one each per row."""
+        raise NotImplementedError
+
+    def client_scores(self, client: str, scores: Scores, examples: Sequence[Any], predictions: Sequence[Any]) -> Scores:
+        """Scores that `eval.metrics` asks for, of all of a client's rows."""
+        found, references = self.compared(examples, predictions)
+        return scores_of(self.chosen, client, scores, found, references, self.figures)
+
+    def pooled_scores(self, scores: Mapping[str, Scores]) -> Mapping[str, float]:
+        """Figures of the chosen metrics that are no means."""
+        return pooled_of(self.chosen, scores, self.figures) if self.chosen else {}

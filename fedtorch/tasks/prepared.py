@@ -1,4 +1,4 @@
-"""Common part of tasks on a prepared folder: its manifest, sub-sampling, and the facts for the record."""
+"""Tasks on a prepared folder: its manifest, sub-sampling, and the facts for the record."""
 
 from __future__ import annotations
 
@@ -36,16 +36,12 @@ def data_folder(data: str, synthetic_folder: str, make: Callable[[Path], None]) 
 
 
 @dataclass(frozen=True)
-class Prepared(Task):
-    """A task whose clients lie in a folder written by `python -m fedtorch.data prepare`."""
+class InFolder(Task):
+    """A task whose clients lie in a folder of prepared rows; a subclass says which."""
 
-    synthetic_folder: ClassVar[str] = SYNTHETIC
-    """where the package's own data set goes, below `data/`"""
     reads_other_clients: ClassVar[bool] = False
     """does a client's work need the files of other clients?"""
 
-    data: str = SYNTHETIC
-    """folder written by `python -m fedtorch.data prepare`, or `synthetic`: made by the package in data/"""
     max_train: Count | None = None
     """at most so many training rows per client (few-shot: and task), the same ones in every run; null: all"""
     max_dev: Count | None = None
@@ -53,25 +49,15 @@ class Prepared(Task):
     max_test: Count | None = None
     """at most so many test rows per client (few-shot: and task)"""
 
-    def make_synthetic(self, folder: Path) -> None:
-        """Write the package's own data set into `folder`."""
-        raise NotImplementedError
-
     @cached_property
     def folder(self) -> Path:
-        """The prepared data; makes the synthetic set where it is asked for and missing."""
-        return data_folder(self.data, self.synthetic_folder, self.make_synthetic)
+        """The prepared rows, made where they are missing and can be."""
+        raise NotImplementedError
 
     @cached_property
     def prepared(self) -> dict[str, Any]:
         """The folder's manifest."""
         return read_manifest(self.folder)
-
-    def tokenizer_named(self, given: str | None, pretrained: str | None) -> tuple[str, str | Path]:
-        """(the key that names it, its name) of the given tokenizer, the pretrained model's or the one of the data."""
-        if given:
-            return "task.tokenizer", given
-        return ("task.model.name", pretrained) if pretrained else ("task.data", self.folder / "tokenizer")
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Examples per client and split after sub-sampling."""
@@ -139,3 +125,29 @@ class Prepared(Task):
                 hasher.update(path.read_bytes() if path.is_file() else b"")
             facts["vocabulary"] = hasher.hexdigest()[:16]
         return facts
+
+
+@dataclass(frozen=True)
+class Prepared(InFolder):
+    """A task over a folder written by `python -m fedtorch.data prepare`, or made up by the package."""
+
+    synthetic_folder: ClassVar[str] = SYNTHETIC
+    """where the package's own data set goes, below `data/`"""
+
+    data: str = SYNTHETIC
+    """folder written by `python -m fedtorch.data prepare`, or `synthetic`: made by the package in data/"""
+
+    def make_synthetic(self, folder: Path) -> None:
+        """Write the package's own data set into `folder`."""
+        raise NotImplementedError
+
+    @cached_property
+    def folder(self) -> Path:
+        """The prepared data; makes the synthetic set where it is asked for and missing."""
+        return data_folder(self.data, self.synthetic_folder, self.make_synthetic)
+
+    def tokenizer_named(self, given: str | None, pretrained: str | None) -> tuple[str, str | Path]:
+        """(the key that names it, its name) of the given tokenizer, the pretrained model's or the one of the data."""
+        if given:
+            return "task.tokenizer", given
+        return ("task.model.name", pretrained) if pretrained else ("task.data", self.folder / "tokenizer")

@@ -16,9 +16,9 @@ from fedtorch.metrics.confusion import Counts, f1_macro
 from fedtorch.metrics.spans import OUTSIDE, count_spans
 from fedtorch.models.padding import by_length, pad
 from fedtorch.tasks.base import Scores
+from fedtorch.tasks.chosen_metrics import pooled
 from fedtorch.tasks.long_texts import LongTexts, best_windows, padded, split_up
 from fedtorch.tasks.new_rows import refuse_perplexity
-from fedtorch.tasks.scored import pooled
 from fedtorch.tasks.tagged_words import Annotation, Scheme, TaggedWords, UntaggedWords
 from fedtorch.tasks.word_tokens import Example, first_pieces, spans_in_text, tags_of_words
 

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import fedtorch
 from fedtorch.audit.embedding_rows import _auc, apart, distances
-from fedtorch.audit.page import WARNING
+from fedtorch.audit.result import WARNING
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fedtorch.audit.layers import FirstLayers
-from fedtorch.audit.pursuit import pursued
-from fedtorch.audit.span import check
+from fedtorch.audit.span import check, pursued
 from fedtorch.core.weights import Layout
 
 LENGTH = 16

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtorch.comm.job import addresses, rendezvous
+from fedtorch.comm.job.liveness import process_state, this_process
 from fedtorch.comm.job.notes import read_heartbeat, read_note, read_part, read_verdict
-from fedtorch.comm.job.process import process_state, this_process
 from fedtorch.comm.transport.backend import choose
 from fedtorch.core.errors import FedtorchError, PreflightError
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.models.bert import initialise
 from fedtorch.models.networks.patched_bert import Ranker
 from fedtorch.models.patch import Patch
-from fedtorch.models.ranker import initialise
 
 SIZES = {
     "vocab_size": 20,

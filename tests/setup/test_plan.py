@@ -27,8 +27,7 @@ from fedtorch.core.sampling import cohort
 from fedtorch.core.weights import Partition
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.settings import PrivacyConfig
-from fedtorch.setup.engine import divide, make_engine, share_engine
-from fedtorch.setup.model_size import WithinMemory
+from fedtorch.setup.engine import WithinMemory, divide, make_engine, share_engine
 from fedtorch.setup.plan import Plan, training_clients
 from fedtorch.setup.privacy_cost import cost_of
 from fedtorch.setup.remarks import about_rates

@@ -265,7 +265,7 @@ def test_of_numbers_errors_and_correlation_are_measured_and_shown_without_being_
     error = results["averages"]["negative_squared_error"]["micro"]
     assert pooled["rmse"] == pytest.approx(math.sqrt(-error)) and 0 < pooled["mae"] <= pooled["rmse"]
     for name in ("rmse", "mae", "r2", "pearson"):
-        assert averages[name]["micro"] == pooled[name] and averages[name]["count"] > 0
+        assert averages[name]["micro"] == pytest.approx(pooled[name], rel=1e-12) and averages[name]["count"] > 0
     final = [r for r in read_run(Path("runs/errors")).of_kind("eval_total") if r["label"] == "final"]
     assert {"rmse", "mae", "r2", "pearson"} <= set(final[-1]["metrics"])
     capsys.readouterr()

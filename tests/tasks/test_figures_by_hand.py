@@ -14,10 +14,9 @@ from own_rows import BY_HOME, classifier, tagger, weather, write_rows
 from fedtorch.core.errors import ConfigError
 from fedtorch.metrics.chosen import spearman
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.chosen_metrics import code_of, pooled_of, scores_of, selectable
+from fedtorch.tasks.chosen_metrics import code_of, pooled, pooled_of, scores_of, selectable
 from fedtorch.tasks.label_figures import known_metrics, label_figures
 from fedtorch.tasks.new_answers import new_answers
-from fedtorch.tasks.scored import pooled
 
 # of three rows with labels 0, 0, 1 that were taken for 0, 1, 1
 COUNTS = {

@@ -5,14 +5,15 @@ from __future__ import annotations
 import faulthandler
 import json
 import logging
+import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from fedtorch.comm.job.disconnect import DisconnectMonitor
 from fedtorch.comm.job.notes import name, read_heartbeat
-from fedtorch.comm.job.process import process_state, this_process
 from fedtorch.comm.job.rejoin import is_waiting
 from fedtorch.comm.job.signing import VARIABLE
 from fedtorch.comm.job.store import Store
@@ -204,3 +205,35 @@ class Liveness:
         if self.disconnects is not None and other in self.disconnects.ended:
             return "gone"
         return process_state(self._process, self._seen[other].beat)
+
+
+def this_process() -> dict[str, str | int]:
+    """Identify this process among all others: by its machine, its number, and when it was started.
+
+    Two containers on one machine have process numbers of their own, so the namespace belongs to the machine's name.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        return {"machine": machine, "pid": os.getpid(), "started": _stat(os.getpid())[1]}
+    except OSError:
+        return {}
+
+
+def process_state(mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """`gone`, `stopped`, or empty if it runs or cannot be seen from here; both as `this_process` gave them."""
+    if not mine or mine["machine"] != other.get("machine"):
+        return ""
+    try:
+        state, started = _stat(other["pid"])
+    except OSError:
+        return "gone"
+    if state in "ZX" or started != other["started"]:
+        return "gone"
+    return "stopped" if state == "T" else ""
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """State and start time; the name before them, in brackets, may contain anything."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return words[0], words[19]

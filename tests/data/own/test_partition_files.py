@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 
 from fedtorch.core.errors import DataError
-from fedtorch.data.own.divergence import label_divergence
+from fedtorch.data.own.overview import label_divergence
 from fedtorch.data.own.partition import ClientRule, deal
 from fedtorch.data.own.partition_files import read_partition, write_partition
 
