@@ -22,7 +22,7 @@ def why_not_private(rule: Algorithm) -> str:
         return "exchanges nothing, so nothing is released"
     if not limits.is_sum:
         return f"combines updates in a way {own}"
-    if not {definer(type(rule), name) for name in ("weigh", "own_weight")} <= {Algorithm, FedAvg}:
+    if any(definer(type(rule), name) not in (Algorithm, FedAvg) for name in ("weigh", "own_weight")):
         return "weighs clients in a way of its own, by numbers that depend on their data"
     if overrides(type(rule), "server_update", Algorithm):
         return f"takes the server's step in a way {own}"
