@@ -28,6 +28,7 @@ from fedtorch.setup.rules.algorithm import (
     the_one_client_sends_its_model,
 )
 from fedtorch.setup.rules.vectors import what_travels_is_there
+from fedtorch.tasks.base import Task
 from fedtorch.train.engine import Engine
 
 CLIENTS = {"a": (1.0, 0.0, 3), "b": (2.0, 1.0, 3)}
@@ -39,6 +40,13 @@ class Unlabelled(Quadratic):
     """Clients without labels."""
 
     has_labelled_clients: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class NoLengths(Quadratic):
+    """Does not say how long its examples are."""
+
+    example_lengths = Task.example_lengths
 
 
 @dataclass(frozen=True)
@@ -97,9 +105,11 @@ def test_settings_of_one_client_alone_are_checked_too(tmp_path: Path) -> None:
 
 
 def test_one_client_with_batches_by_length_is_enough_to_ask_for_lengths(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, per_client={"b": {"max_tokens_per_batch": 64}})
+    long, unknown = {"b": {"max_tokens_per_batch": 64}}, NoLengths(clients=CLIENTS)
+    plan = plan_of(tmp_path, unknown, per_client=long)
     assert "client.max_tokens_per_batch is set but" in refused(batches_by_length_have_lengths, plan)
-    assert not refused(batches_by_length_have_lengths, plan_of(tmp_path))
+    assert not refused(batches_by_length_have_lengths, plan_of(tmp_path, unknown))
+    assert not refused(batches_by_length_have_lengths, plan_of(tmp_path, per_client=long))
 
 
 def test_what_travels_is_asked_for_the_first_round(tmp_path: Path) -> None:
