@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/architecture.md from `pictures.yaml` and the table of the page: `python docs/images/draw.py`."""
+"""Draws the pictures of the page on the architecture, from its table and `pictures.yaml`; run it as a script."""
 
 from __future__ import annotations
 
