@@ -9,6 +9,7 @@ from fedtorch.core.version import VERSION as __version__  # noqa: F401
 if TYPE_CHECKING:
     from fedtorch.algorithms.base import Algorithm as Algorithm
     from fedtorch.algorithms.base import Updates as Updates
+    from fedtorch.algorithms.kept import Kept as Kept
     from fedtorch.algorithms.limits import Limits as Limits
     from fedtorch.algorithms.message import MessageAlgorithm as MessageAlgorithm
     from fedtorch.api.audit import audit_run as audit_run
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fedtorch.tasks.base import Task as Task
     from fedtorch.tracking.plugin import RunStart as RunStart
     from fedtorch.tracking.plugin import RunTracker as RunTracker
+    from fedtorch.train.engine import Engine as Engine
     from fedtorch.train.job import ClientJob as ClientJob
 
 # torch reads this once, when it first takes memory: large vectors then come in pages of 2 MB where the system gives
@@ -58,9 +60,11 @@ _PUBLIC = {
     "Interrupted": "fedtorch.core.errors",
     "Algorithm": "fedtorch.algorithms.base",
     "Updates": "fedtorch.algorithms.base",
+    "Kept": "fedtorch.algorithms.kept",
     "Limits": "fedtorch.algorithms.limits",
     "MessageAlgorithm": "fedtorch.algorithms.message",
     "ClientJob": "fedtorch.train.job",
+    "Engine": "fedtorch.train.engine",
     "Report": "fedtorch.core.update",
     "Update": "fedtorch.core.update",
     "Client": "fedtorch.core.client",
@@ -75,35 +79,7 @@ _PUBLIC = {
 }
 """What Python code calls, and what classes of your own are made of -> its module; imported when first asked for."""
 
-__all__ = [
-    "Algorithm",
-    "AuditResult",
-    "Client",
-    "ClientJob",
-    "ClientState",
-    "ConfigError",
-    "DataError",
-    "FedtorchError",
-    "Finding",
-    "Interrupted",
-    "Layout",
-    "Limits",
-    "MessageAlgorithm",
-    "Report",
-    "RunResult",
-    "RunStart",
-    "RunTracker",
-    "Sampler",
-    "Scores",
-    "ServerState",
-    "Task",
-    "Update",
-    "Updates",
-    "audit_run",
-    "open_run",
-    "partition",
-    "run",
-]
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
