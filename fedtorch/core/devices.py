@@ -55,10 +55,11 @@ def has_driver() -> bool:
     return any(Path(path).exists() for path in _DRIVERS)
 
 
-def own(choice: str) -> torch.device:
+def own(choice: str, *, server_serves: bool = False) -> torch.device:
     """The device of this rank, which becomes the present one: GPU LOCAL_RANK modulo their number, or the CPU.
 
-    choice: `auto`, `cpu` or `cuda`.
+    choice: `auto`, `cpu` or `cuda`. server_serves: the server computes nothing; where its machine has more ranks than
+    GPUs it takes the CPU then, and the others have the GPUs from the first one on.
 
     Raises:
         ConfigError: it is to be a GPU, and torch finds none; or this machine of several has one that torch cannot use.
@@ -69,9 +70,19 @@ def own(choice: str) -> torch.device:
         return CPU
     if not count():
         raise ConfigError(f"system.device is {choice} but torch finds no GPU ({why_none()}); set it to auto or cpu")
-    device = torch.device(KIND, int(os.environ.get("LOCAL_RANK", 0)) % count())
+    place = int(os.environ.get("LOCAL_RANK", 0)) - int(spares_server(server_serves))
+    if place < 0:
+        return CPU
+    device = torch.device(KIND, place % count())
     torch.cuda.set_device(device)  # libraries that name no device mean the present one
     return device
+
+
+def spares_server(server_serves: bool) -> bool:
+    """Is this the server's machine, with more ranks than GPUs, of which a server that only serves takes none?"""
+    rank, local = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
+    return server_serves and rank == local and ranks > count() > 0
 
 
 def is_wasted() -> bool:

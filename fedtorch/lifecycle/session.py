@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+import torch
+
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.job.ports import check_ports
@@ -43,6 +45,7 @@ from fedtorch.lifecycle.start import RESUME_MODES, begin, lasting_facts, telling
 from fedtorch.lifecycle.status import write_status
 from fedtorch.lifecycle.unheard import Unheard, remember, remembered
 from fedtorch.rounds.membership import Returned
+from fedtorch.rounds.placement import server_serves
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import BuiltRun, build
@@ -127,7 +130,7 @@ class Session:
     def _take_part(self, config: Config, again: _Again | None) -> _Again | None:
         """Train until lost ranks are back; then return the state needed to go on together with them."""
         with ExitStack() as joined:
-            device = devices.own(config.system.device)
+            device = self._device(config)
             joined.enter_context(devices.deterministic(config.system.deterministic, device))
             if facts := devices.versions(device):
                 log.info("device: %s", ", ".join(f"{name} {value}" for name, value in facts.items()))
@@ -148,13 +151,16 @@ class Session:
                 return _Again(comm.reopen(), config)
         return self._stay(comm.member, comm.hosts, config)
 
+    def _device(self, config: Config) -> torch.device:
+        return devices.own(config.system.device, server_serves=server_serves(config, self.num_ranks))
+
     def _join(self, config: Config, names: Sequence[str], again: _Again | None) -> Communicator:
         names = Names.of(names)
         if self.num_ranks == 1:
             return LocalCommunicator(names)
         system = config.system
-        own = devices.own(system.device)
-        log_if_shared(own)
+        own = self._device(config)
+        log_if_shared(own, server_serves=server_serves(config, self.num_ranks))
         with saying_what_is_here(config):
             return DistributedCommunicator.join(
                 names,

@@ -102,15 +102,26 @@ def make_topology(config: Config, num_ranks: int) -> Topology:
     Raises:
         ConfigError: the ranks that train are not what `system.ranks_per_worker` needs.
     """
-    server_works = config.system.server_works
-    if server_works == "auto":
-        server_works = num_ranks == 1 or server_would_idle(config, num_ranks)
+    server_works = server_trains(config, num_ranks)
     width = 1 if num_ranks == 1 else config.system.ranks_per_worker
     try:
         return Topology(num_ranks, server_works, width)
     except ValueError as error:
         shown = list(width) if isinstance(width, tuple) else width
         raise ConfigError(f"system.ranks_per_worker is {shown} but {error}") from error
+
+
+def server_trains(config: Config, num_ranks: int) -> bool:
+    """Does the server's rank train clients?"""
+    if config.system.server_works == "auto":
+        return num_ranks == 1 or server_would_idle(config, num_ranks)
+    return bool(config.system.server_works)
+
+
+def server_serves(config: Config, num_ranks: int) -> bool:
+    """Does the server compute nothing on a device: no client is its own, and no data of the server's are trained on?"""
+    own_data = config.algorithm is not None and config.algorithm.limits.trains_server
+    return num_ranks > 1 and not own_data and not server_trains(config, num_ranks)
 
 
 def server_would_idle(config: Config, num_ranks: int) -> bool:

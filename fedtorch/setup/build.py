@@ -26,7 +26,7 @@ from fedtorch.core.names import Names
 from fedtorch.core.version import PACKAGE
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.components import RunComponents
-from fedtorch.rounds.placement import Placement, place
+from fedtorch.rounds.placement import Placement, place, server_serves
 from fedtorch.setup.engine import divide, make_engine
 from fedtorch.setup.mechanism import make_mechanism
 from fedtorch.setup.plan import Plan
@@ -161,7 +161,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         engine = make_engine(
             config,
             lambda: plan.task.build_model(config.run.seed),
-            devices.own(config.system.device),
+            devices.own(config.system.device, server_serves=server_serves(config, num_ranks)),
             hp=next(iter(plan.settings)),
             trains=own is not None,
         )

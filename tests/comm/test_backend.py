@@ -75,17 +75,33 @@ def test_what_a_rank_says_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None
     assert "without NCCL" in OwnGpu.of(CUDA).problem and OwnGpu.of(CUDA).note()["gpu_versions"] == {"gpu": "x"}
 
 
-@pytest.mark.parametrize(("ranks", "local_rank", "said"), [("3", "0", True), ("3", "1", False), ("2", "0", False)])
+@pytest.mark.parametrize(
+    ("ranks", "local_rank", "serves", "said"),
+    [
+        ("3", "0", False, "3 ranks"),
+        ("3", "1", False, ""),
+        ("2", "0", False, ""),
+        ("3", "1", True, ""),  # the server has none, and each of the others one
+        ("4", "1", True, "3 ranks"),
+    ],
+)
 def test_ranks_that_share_gpus_say_so_once_per_node(
-    ranks: str, local_rank: str, said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ranks: str,
+    local_rank: str,
+    serves: bool,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setenv("RANK", local_rank)
     monkeypatch.setattr(devices, "count", lambda: 2)
     with caplog.at_level(logging.INFO):
-        log_if_shared(CUDA)
-        log_if_shared(torch.device("cpu"))
-    assert ("3 ranks of this node share 2 GPUs" in caplog.text) == said
+        log_if_shared(CUDA, server_serves=serves)
+        log_if_shared(torch.device("cpu"), server_serves=serves)
+    told = f"{said} of this node share 2 GPUs"
+    assert (told in caplog.text) == bool(said) == bool(caplog.records)
 
 
 def decided(backend: Any) -> Any:

@@ -53,6 +53,32 @@ def test_hidden_gpus_are_no_surprise(monkeypatch: pytest.MonkeyPatch, caplog: py
 
 
 @pytest.mark.parametrize(
+    ("ranks", "gpus", "serves", "expected"),
+    [
+        (9, 8, True, ["cpu", *(f"cuda:{number}" for number in range(8))]),
+        (9, 8, False, [*(f"cuda:{number}" for number in range(8)), "cuda:0"]),
+        (8, 8, True, [f"cuda:{number}" for number in range(8)]),  # NCCL carries everything, the server's part too
+        (4, 2, True, ["cpu", "cuda:0", "cuda:1", "cuda:0"]),
+        (2, 0, True, ["cpu", "cpu"]),
+    ],
+)
+def test_a_server_that_only_serves_leaves_the_gpus_to_the_workers(
+    ranks: int, gpus: int, serves: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    for machine in (0, 1):  # of the second one all ranks train
+        found = []
+        for local in range(ranks):
+            monkeypatch.setenv("LOCAL_RANK", str(local))
+            monkeypatch.setenv("RANK", str(machine * ranks + local))
+            found.append(str(devices.own("auto", server_serves=serves)))
+        every = [f"cuda:{local % gpus}" if gpus else "cpu" for local in range(ranks)]
+        assert found == (every if machine else expected)
+
+
+@pytest.mark.parametrize(
     ("error", "is_fault"),
     [
         (devices.injected_fault(), True),

@@ -147,7 +147,7 @@ def install_nccl() -> torch.device:
     dist.is_nccl_available = lambda: True
     devices.identity = lambda device: name
     devices.versions = lambda device: {"gpu": device.type} if devices.is_gpu(device) else {}
-    devices.own = lambda choice: device  # type: ignore[assignment]
+    devices.own = lambda choice, **about: device  # type: ignore[assignment]
     staged._WATCH_EVERY_S = 0.2
     return device
 

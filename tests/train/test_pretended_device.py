@@ -53,7 +53,7 @@ ALGORITHMS = {
 
 def use(device: torch.device) -> None:
     """Engines work on this device, and where it is no CPU through windows of their vectors."""
-    devices.own = lambda choice: device  # type: ignore[assignment]
+    devices.own = lambda choice, **about: device  # type: ignore[assignment]
     pinned_copy.WINDOW_BYTES = 64
 
 

@@ -70,10 +70,11 @@ def choose(wanted: Choice, notes: Mapping[int, Mapping[str, Any]]) -> dict[str, 
     return {"backend": backend, "shared": shared}
 
 
-def log_if_shared(device: torch.device) -> None:
-    """Once per node: log that its ranks share GPUs, where they do."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1)))
-    if devices.is_gpu(device) and int(os.environ.get("LOCAL_RANK", 0)) == 0:
+def log_if_shared(device: torch.device, *, server_serves: bool = False) -> None:
+    """Once per node: log that its ranks share GPUs, where they do. server_serves: see `devices.own`."""
+    spared = int(devices.spares_server(server_serves))
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", 1))) - spared
+    if devices.is_gpu(device) and int(os.environ.get("LOCAL_RANK", 0)) == spared:
         if ranks > (gpus := devices.count()):
             log.info("%d ranks of this node share %d GPU%s; payloads travel over gloo", ranks, gpus, "s" * (gpus > 1))
 
