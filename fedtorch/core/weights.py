@@ -177,9 +177,9 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 def bind(layout: Layout, parameters: Mapping[str, Tensor], device: torch.device) -> Tensor:
     """A flat vector on the device with the values of a layout's parameters, whose storage its views become.
 
-    Parameters on another device move to this one, one after the other, so that none is there twice.
+    One parameter after the other moves there, and its old memory is let go of, so that none is there twice.
     """
-    flat = aligned(torch.zeros(layout.size, dtype=layout.dtype, device=device))
+    flat = aligned(torch.empty(layout.size, dtype=layout.dtype, device=device))  # zeros would take all of it at once
     for name, view in layout.view(flat).items():
         view.copy_(parameters[name].detach())
         _lead(parameters[name], view)

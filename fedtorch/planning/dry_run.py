@@ -94,7 +94,11 @@ def _memory(built: BuiltRun) -> str:
     if config.engine.kind == "deepspeed":  # the present weights, gradients and optimiser are in its own table
         rows = [("initial weights", total * width), ("updates", exchange), ("server only", server)]
     text = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in rows)
-    lines = [f"memory per rank, without activations and libraries: {text}"]
+    whole = 4 * Size.of(engine.module).numbers / 2**20
+    lines = [
+        f"memory per rank, without activations and libraries: {text}",
+        f"while the model is built: {whole:,.0f} MiB of the host's memory for each rank of a machine",
+    ]
     if config.engine.kind == "deepspeed":
         for ranks in sorted(set(built.topology.sizes)):
             lines += ["", *_model_states(built, state, ranks)]

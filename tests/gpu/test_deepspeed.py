@@ -50,6 +50,25 @@ def test_a_step_shared_by_two_gpus_is_that_of_one(stage: int, device: torch.devi
     assert curve == pytest.approx(losses, rel=1e-4)
 
 
+def alone(kind: str, stage: int) -> tuple[list[float], list[float]]:
+    settings = EngineConfig(kind="deepspeed", stage=stage)
+    device = own_device(kind)
+    return trained(DeepSpeedEngine(gpt2(), Partition(), device, settings=settings, hp=ADAMW, make_module=gpt2))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_step_on_one_gpu_under_deepspeed_is_that_of_plain_torch(stage: int, device: torch.device) -> None:
+    kind = device.type
+    plain = Engine(gpt2(), Partition(), own_device(kind))
+    weights, losses = trained(plain)
+    expected, moved = torch.tensor(weights), float((torch.tensor(weights) - plain.initial_shared).norm())
+    environ = {"LOCAL_WORLD_SIZE": "1", "DS_ACCELERATOR": kind}
+    ((found, curve),) = run_ranks(alone, 1, kind, stage, environ=environ, timeout=500)
+    assert float((torch.tensor(found) - expected).norm()) < 2e-2 * moved
+    assert curve == pytest.approx(losses, rel=1e-4)
+
+
 def test_the_plain_engine_trains_the_same_model_on_the_device(device: torch.device) -> None:
     on_device, on_cpu = (
         trained(Engine(gpt2(), Partition(), where)) for where in (own_device(device.type), torch.device("cpu"))

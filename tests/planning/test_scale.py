@@ -20,6 +20,7 @@ from fedtorch.comm.transport import machines
 from fedtorch.compression.compressors import TopK
 from fedtorch.config.schema import ClientConfig, Config, ServerConfig, SystemConfig
 from fedtorch.core.errors import CheckpointError, ConfigError
+from fedtorch.core.mechanism import RoundFacts
 from fedtorch.main import main
 from fedtorch.planning.bench import Measured, constants_of, default_path, read, step_key, write
 from fedtorch.planning.bench import main as bench
@@ -58,10 +59,9 @@ class Seen:
         self.comm = comm
         self.rounds: list[tuple[dict[str, int], int, int]] = []
 
-    def round(
-        self, number: int, reports: Any, weights: Any, seconds: Any, traffic: Any, *rest: Any, **more: Any
-    ) -> None:
-        self.rounds.append((dict(traffic), self.comm._group.sequence, self.comm._rendezvous._meetings))
+    def round(self, number: int, facts: RoundFacts) -> None:
+        traffic = {name: int(value) for name, value in facts.traffic.items()}
+        self.rounds.append((traffic, self.comm._group.sequence, self.comm._rendezvous._meetings))
 
     def working(self, text: str) -> None: ...
 

@@ -40,6 +40,7 @@ def test_a_model_goes_to_every_other_rank_and_updates_come_from_every_client(tmp
         "memory per rank, without activations and libraries: weights 8 MiB, gradients and optimiser 4 MiB, "
         "updates 24 MiB, server only 16 MiB"
     ) in lines
+    assert "while the model is built: 4 MiB of the host's memory for each rank of a machine" in lines
     assert "  rank 1    25.0%  a" in lines and "  rank 5-7   0.0%  (idle)" in lines
 
 

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+from fedtorch.core.weights import Partition
+from fedtorch.train.engine import Engine
 from fedtorch.train.memory import States, deepspeeds_own, known_sizes, states
 from fedtorch.train.zero import is_installed
 
@@ -50,6 +54,23 @@ def test_without_an_estimator_the_formula_says_what_each_stage_keeps() -> None:
     assert states(size, Zero(1), ranks=1) == States(20 * n)
     assert states(size, Zero(1), ranks=4) == States(8 * n)
     assert states(size, Zero(2, "fp32"), ranks=2) == States(14 * n)
+
+
+def kilobytes(name: str) -> int:
+    """A line of this process's status, such as VmRSS, or VmHWM, the most that it was."""
+    return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0])
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the largest memory is known on Linux only")
+def test_an_engine_is_built_without_a_second_copy_of_the_model() -> None:
+    """Parameters move into the flat vector one after the other; a vector of zeros took all of it before the first."""
+    module = nn.Sequential(*(nn.Linear(1200, 1200) for _ in range(14)))
+    size = sum(p.nbytes for p in module.parameters()) / 1024
+    before = kilobytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the largest is counted from here on
+    engine = Engine(module, Partition(), torch.device("cpu"))
+    assert engine.shared.size * 4 / 1024 == size
+    assert kilobytes("VmHWM") - before < 0.4 * size
 
 
 @pytest.mark.slow
