@@ -11,7 +11,7 @@ unit: WORKERS = 2
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-.PHONY: run test unit slow lint clean help
+.PHONY: run test unit slow gpu-api lint clean help
 .DELETE_ON_ERROR:
 
 run: .venv/installed ## the default job: eight clients on a server and four workers
@@ -30,6 +30,12 @@ slow: .venv/installed ## the slow tests
 
 lint: .venv/installed ## linters and types only
 	@$(LINT)
+
+# The wheel from the package index without the local ones, which may be for the CPU: some 5 GB with its libraries.
+gpu-api: ## what is used of torch's CUDA build is in it; needs no GPU
+	test -x build/gpu-api/bin/python || $(PYTHON) -m venv build/gpu-api
+	PIP_CONFIG_FILE=/dev/null build/gpu-api/bin/python -m pip install --quiet torch==$(shell sed -n 's/^torch==//p' constraints.txt) numpy
+	build/gpu-api/bin/python tests/gpu/api.py
 
 .PHONY: docs
 docs: .venv/docs-installed ## the documentation as a site, in build/site
