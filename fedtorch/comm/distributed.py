@@ -50,6 +50,7 @@ from fedtorch.core.update import Report, UpdateBuffer
 
 log = logging.getLogger(__name__)
 
+_TRIAL = "nccl/failed"  # note of a rank whose first sum over NCCL failed
 _PATIENCE = 5  # collectives in a row that may fail though nobody is lost
 
 
@@ -157,7 +158,8 @@ class DistributedCommunicator(Communicator):
         """
         device = self._options.device
         connect = self._group.connector("nccl", "/trial", self.rank, self.size)
-        if problem := problem_of(connect, device, self._liveness.beat):
+        if problem := problem_of(connect, device, self._liveness.beat, self._where_trial_failed):
+            self._store.set(_TRIAL, f"rank {self.rank}")
             log.warning("a first sum from GPU to GPU over NCCL failed on rank %d: %s", self.rank, problem)
         if self._rendezvous.barrier("trial of nccl", 0, ok=not problem)["ok"]:
             self.stage(Staging("nccl", device, pin=True))
@@ -170,6 +172,9 @@ class DistributedCommunicator(Communicator):
         if self.is_server:
             log.warning("payloads go over gloo, through the CPU's memory, which is slower")
         return False
+
+    def _where_trial_failed(self) -> str:
+        return self._store.get(_TRIAL) if self._store.has([_TRIAL]) else ""
 
     def stage(self, staging: Staging) -> None:
         """From now on payloads travel like this; all ranks call it alike, before the first one is sent."""

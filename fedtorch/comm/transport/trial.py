@@ -20,12 +20,17 @@ _BEAT_EVERY_S = 1.0
 
 
 def problem_of(
-    connect: Callable[[], Any], device: torch.device, beat: Callable[[], None], limit_s: float | None = None
+    connect: Callable[[], Any],
+    device: torch.device,
+    beat: Callable[[], None],
+    elsewhere: Callable[[], str],
+    limit_s: float | None = None,
 ) -> str:
     """Why payloads cannot go from GPU to GPU, as far as this rank knows; empty where a sum over all came and is right.
 
     All ranks call it alike, whose devices are `device` each. connect: makes a group of NCCL for this sum alone; may
-    hang. beat: called now and then meanwhile. limit_s: None: `LIMIT_S`.
+    hang. beat: called now and then meanwhile. elsewhere: says where the sum has failed already, so that nobody waits
+    for it; empty: nowhere. limit_s: None: `LIMIT_S`.
     """
     made: list[Any] = []
 
@@ -36,16 +41,18 @@ def problem_of(
         made[0].abort()
         return "" if found == made[0].size() else f"the ones of {made[0].size()} ranks add up to {found:g}"
 
-    limit_s = LIMIT_S if limit_s is None else limit_s
+    limit_s, where = LIMIT_S if limit_s is None else limit_s, ""
     answers, give_up_at = CallThread("first sum over NCCL").start(add_up), time.monotonic() + limit_s
     while (left := give_up_at - time.monotonic()) > 0:
         beat()
         with contextlib.suppress(queue.Empty):
             found, problem = answers.get(timeout=min(_BEAT_EVERY_S, left))
             return str(problem or found)
+        if where := elsewhere():
+            break
     # what waits on the GPU is told to end; that may hang too, and nobody waits for it
     CallThread("end of the first sum over NCCL").start(lambda: [group.abort() for group in made])
-    return f"it did not end within {limit_s:g} s"
+    return f"it failed on {where}" if where else f"it did not end within {limit_s:g} s"
 
 
 def _sum_of_ones(group: Any, device: torch.device) -> float:
