@@ -164,7 +164,7 @@ def time_runner(
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
     timing = watch.timing(workload.rounds)
-    timing.weights = runner.context.shared.numpy().copy() if keep else None
+    timing.weights = runner.context.vectors.weights.numpy().copy() if keep else None
     return timing
 
 
@@ -176,7 +176,7 @@ def time_plain(workload: Workload, keep: bool = False, watch_of: type[Watch] = W
         dist.init_process_group("gloo")
         dist.all_reduce(torch.zeros(1))  # connects the two, so that both start at the same time
     watch = watch_of()
-    weights = plain_rounds(workload, workload.rounds + NOT_TIMED, share, lambda: watch.round(0, (), {}, {}, {}))
+    weights = plain_rounds(workload, workload.rounds + NOT_TIMED, share, lambda: watch.round(0, RoundFacts(None)))
     if share.size > 1:
         dist.destroy_process_group()
     timing = watch.timing(workload.rounds)

@@ -18,6 +18,7 @@ from toy import Quadratic
 from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.comm import distributed
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.sparse.peers import GroupPeers
 from fedtorch.comm.sums import early_sides
@@ -135,7 +136,7 @@ def arm(phase: str) -> None:
     elif phase == "payload":
         after(Aggregation, "agree", lambda self, op, terms: self.round == ROUND)
     elif phase == "aggregate":
-        after(comm, "aggregate", lambda self, *args, round, **how: round == ROUND)
+        after(distributed, "answer_requests", lambda aggregation: aggregation.round == ROUND)
     elif phase == "exchange":
         before(comm, "all_gather_updates", lambda self, *args, round: round == ROUND)
     elif phase == "exchanged":

@@ -64,7 +64,7 @@ def kilobytes(name: str) -> int:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the largest memory is known on Linux only")
 def test_an_engine_is_built_without_a_second_copy_of_the_model() -> None:
     """Parameters move into the flat vector one after the other; a vector of zeros took all of it before the first."""
-    module = nn.Sequential(*(nn.Linear(1200, 1200) for _ in range(14)))
+    module = nn.Sequential(*(nn.Linear(3100, 3100) for _ in range(6)))  # blocks so large are given back when freed
     size = sum(p.nbytes for p in module.parameters()) / 1024
     before = kilobytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the largest is counted from here on
