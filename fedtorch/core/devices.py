@@ -62,11 +62,12 @@ def own(choice: str, *, server_serves: bool = False) -> torch.device:
     GPUs it takes the CPU then, and the others have the GPUs from the first one on.
 
     Raises:
-        ConfigError: it is to be a GPU, and torch finds none; or this machine of several has one that torch cannot use.
+        ConfigError: it is to be a GPU, and torch finds none, or has no kernels for it; or this machine of several has
+            one that torch cannot use.
     """
     if choice == "cpu" or (choice == "auto" and not count()):
         if choice == "auto" and is_wasted():
-            _say_wasted()
+            _say_wasted(f"torch finds no GPU ({why_none()})")
         return CPU
     if not count():
         raise ConfigError(f"system.device is {choice} but torch finds no GPU ({why_none()}); set it to auto or cpu")
@@ -74,6 +75,11 @@ def own(choice: str, *, server_serves: bool = False) -> torch.device:
     if place < 0:
         return CPU
     device = torch.device(KIND, place % count())
+    if why := why_no_kernels(device):
+        if choice != "auto":
+            raise ConfigError(f"system.device is {choice} but {why}; set it to auto or cpu, or install such a build")
+        _say_wasted(why)
+        return CPU
     torch.cuda.set_device(device)  # libraries that name no device mean the present one
     return device
 
@@ -90,10 +96,34 @@ def is_wasted() -> bool:
     return not count() and has_driver() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 
-def _say_wasted() -> None:
+def why_no_kernels(device: torch.device) -> str:
+    """Why torch's build cannot compute on a GPU of this kind; empty: it can, or nothing is known of it."""
+    if torch.version.cuda is None:
+        return ""
+    own, built = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
+    for arch in built:
+        kind, _, digits = arch.partition("_")
+        number = int("".join(filter(str.isdigit, digits)))
+        other = divmod(number, 10)
+        # binaries run on GPUs of their generation from their own number on, intermediate code on all later ones
+        if other <= own and (kind == "compute" or other[0] == own[0]):
+            return ""
+    name = torch.cuda.get_device_name(device)
+    shown = f"{name} is of kind sm_{own[0]}{own[1]}, for which torch {torch.__version__} has no kernels"
+    return f"{shown} (it has {', '.join(built)})" if built else ""
+
+
+def free_bytes(device: torch.device) -> tuple[int, int]:
+    """Memory of a GPU that nobody uses, and all of it, in bytes; (0, 0) for the CPU."""
+    if not is_gpu(device) or device.type != KIND:
+        return 0, 0
+    free, total = torch.cuda.mem_get_info(device)
+    return int(free), int(total)
+
+
+def _say_wasted(told: str) -> None:
     """Warn once of a GPU that torch cannot use; where other machines may have one in use, refuse the job."""
     here, everywhere = (int(os.environ.get(name, 1)) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-    told = f"torch finds no GPU ({why_none()})"
     if here < everywhere:
         raise ConfigError(
             f"system.device is auto but on {platform.node()} {told}, so that all ranks would wait for its CPU; mend "

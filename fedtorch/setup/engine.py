@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedtorch.config.schema import Config
+from fedtorch.core import devices
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
 from fedtorch.setup.rules import check_module
@@ -37,6 +38,8 @@ def make_engine(
         module = make_module()
     partition = Partition(config.partition.private, config.partition.frozen)
     check_module(config, module)
+    if not (trains and config.engine.kind == "deepspeed" and config.engine.stage == 3):  # which splits the weights
+        check_room(module, device)
     engine = config.engine
     try:
         if engine.kind == "torch" or not trains:
@@ -53,6 +56,23 @@ def make_engine(
         )
     except ValueError as error:  # a pattern that matches nothing
         raise ConfigError(str(error)) from error
+
+
+def check_room(module: nn.Module, device: torch.device) -> None:
+    """Refuse a GPU whose free memory does not hold even the weights: others use it, or the model is too large.
+
+    Raises:
+        ConfigError: the same, with what is free.
+    """
+    free, total = devices.free_bytes(device)
+    need = sum(parameter.numel() * 4 for parameter in module.parameters())
+    if total and need > free:
+        gib = [f"{size / 2**30:.1f}" for size in (free, total, need)]
+        raise ConfigError(
+            f"GPU {device.index or 0} has {gib[0]} of {gib[1]} GiB free, and the model's weights alone need {gib[2]}: "
+            "wait for the programs that use it, choose another one with CUDA_VISIBLE_DEVICES, use a smaller model or "
+            "overlays/zero3, or set system.device to cpu"
+        )
 
 
 def divide(engine: Engine, config: Config, task: Task, sizes: Collection[int], own: int) -> None:

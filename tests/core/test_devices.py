@@ -79,6 +79,44 @@ def test_a_server_that_only_serves_leaves_the_gpus_to_the_workers(
 
 
 @pytest.mark.parametrize(
+    ("capability", "built", "works"),
+    [
+        ((9, 0), ["sm_80", "sm_90a"], True),
+        ((8, 6), ["sm_80"], True),  # a later one of the same generation
+        ((8, 0), ["sm_86", "sm_90"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),  # compiled there, from intermediate code
+        ((7, 0), ["sm_75", "sm_80", "compute_90"], False),
+        ((7, 0), [], True),
+    ],
+)
+def test_a_build_without_kernels_for_the_gpu_is_told(
+    capability: tuple[int, int],
+    built: list[str],
+    works: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(devices, "count", lambda: 1)
+    monkeypatch.setattr(devices, "_said", set())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old One")
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    for name in ("LOCAL_RANK", "RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert devices.own("auto") == (torch.device("cuda", 0) if works else devices.CPU)
+    if works:
+        assert not caplog.records
+        return
+    assert f"Old One is of kind sm_{capability[0]}{capability[1]}, for which torch" in caplog.text
+    with pytest.raises(
+        ConfigError, match="system.device is cuda but Old One .* has no kernels .*set it to auto or cpu"
+    ):
+        devices.own("cuda")
+
+
+@pytest.mark.parametrize(
     ("error", "is_fault"),
     [
         (devices.injected_fault(), True),

@@ -20,6 +20,7 @@ from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.local import Local
 from fedtorch.config.load import load
 from fedtorch.config.schema import ClientsConfig, Config, SystemConfig
+from fedtorch.core import devices as device_facts
 from fedtorch.core.client import folder_name
 from fedtorch.core.devices import own as device
 from fedtorch.core.errors import ConfigError, DataError
@@ -27,7 +28,7 @@ from fedtorch.core.sampling import cohort
 from fedtorch.core.weights import Partition
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.settings import PrivacyConfig
-from fedtorch.setup.engine import WithinMemory, divide, make_engine, share_engine
+from fedtorch.setup.engine import WithinMemory, check_room, divide, make_engine, share_engine
 from fedtorch.setup.plan import Plan, training_clients
 from fedtorch.setup.privacy_cost import cost_of
 from fedtorch.setup.remarks import about_rates
@@ -257,3 +258,16 @@ def test_other_names_are_kept_apart() -> None:
     names = ["a", "b", "a b", "a_b", "\xe4", "ae"]
     assert [*training_clients(quadratic(*names)).names()] == names
     assert len({folder_name(name).lower() for name in names}) == len(names)
+
+
+def test_a_gpu_that_others_fill_is_refused_with_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = torch.nn.Linear(1 << 14, 1 << 14, device="meta")  # 1 GiB
+    for free, fits in ((1.25, True), (0.5, False)):
+        monkeypatch.setattr(device_facts, "free_bytes", lambda device, free=free: (int(free * 2**30), 80 << 30))
+        if fits:
+            check_room(module, torch.device("cuda", 1))
+            continue
+        with pytest.raises(ConfigError, match=r"GPU 1 has 0.5 of 80.0 GiB free, and .* weights alone need 1.0: wait"):
+            check_room(module, torch.device("cuda", 1))
+    monkeypatch.undo()
+    check_room(module, torch.device("cpu"))
