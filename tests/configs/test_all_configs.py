@@ -18,7 +18,8 @@ from fedtorch.tracking.plugin import flat
 
 ROOT = shipped()
 OVERLAYS = sorted((ROOT / "overlays").glob("zero*.yaml"))  # make no sense alone
-FILES = sorted(set(ROOT.rglob("*.yaml")) - set(OVERLAYS))
+FEATURES = sorted((ROOT / "features").glob("*.yaml"))  # see test_feature_configs.py
+FILES = sorted(set(ROOT.rglob("*.yaml")) - {*OVERLAYS, *FEATURES})
 FEDERATED = sorted(path for path in (ROOT / "lorar" / "rows").glob("fed*.yaml"))
 FEWFEDWEIGHT = ["abl_da", "abl_da_dyn", "abl_da_w"]
 FEWFEDWEIGHT += [f"ffw_{row}" for row in ("central", "ditto", "fedavg", "full", "meta", "silo", "silo_da")]
@@ -64,7 +65,7 @@ def test_an_overlay_changes_the_engine_and_nothing_else() -> None:
 
 
 def test_every_file_says_what_it_is_and_names_no_place_of_one_machine() -> None:
-    for path in (DEFAULT, *FILES, *OVERLAYS):
+    for path in (DEFAULT, *FILES, *OVERLAYS, *FEATURES):
         text = path.read_text()
         assert text.startswith("# "), path
         assert not re.search(r"(^|[\s'\"\[])[/~]\w", text), path
