@@ -159,7 +159,8 @@ class DistributedCommunicator(Communicator):
         device = self._options.device
         connect = self._group.connector("nccl", "/trial", self.rank, self.size)
         if problem := problem_of(connect, device, self._liveness.beat, self._where_trial_failed):
-            self._store.set(_TRIAL, f"rank {self.rank}")
+            if not self._where_trial_failed():  # else it failed there first
+                self._store.set(_TRIAL, f"rank {self.rank}")
             log.warning("a first sum from GPU to GPU over NCCL failed on rank %d: %s", self.rank, problem)
         if self._rendezvous.barrier("trial of nccl", 0, ok=not problem)["ok"]:
             self.stage(Staging("nccl", device, pin=True))

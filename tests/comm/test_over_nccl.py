@@ -194,7 +194,7 @@ PRIVATELY = (
     "algorithm.weights=equal",
 )
 JOBS: dict[str, tuple[Path, tuple[str, ...]]] = {
-    "default": (Path(fedtorch.__file__).with_name("config") / "default.yaml", ()),
+    "default": (Path(fedtorch.__file__).with_name("config") / "default.yaml", ("compare=[]",)),  # no second run
     **{name: (SMOKE_OF[name], ()) for name in ("feda", "fedmatch", "fedopt_lorar", "fedparsing", "smoke_ffw_full")},
     "adapters": (SMOKE_OF["fedavg"], (ADAPTED,)),
     "private": (SMOKE_OF["fedavg"], PRIVATELY),
