@@ -26,6 +26,8 @@ from fedtorch.comm.transport import trial
 from fedtorch.comm.transport.device import Staging
 from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, PreflightError
+from fedtorch.core.weights import digest_of
+from tests.comm import test_allreduce as messages
 from tests.comm import test_node_sums as node_sums
 from tests.comm import test_transport as transport
 from tests.comm.test_exchange import NAMES, one_round, spread
@@ -36,8 +38,8 @@ SMOKE_OF = {path.stem: path for path in SMOKE}
 def over_nccl(function: str, *args: Any) -> Any:
     """A function of the tests of staged payloads, where they move over NCCL."""
     staging = Staging("nccl", install_nccl(), pin=True)
-    transport.ON_CPU = node_sums.ON_CPU = staging
-    module = transport if hasattr(transport, function) else node_sums
+    transport.ON_CPU = node_sums.ON_CPU = messages.ON_CPU = staging
+    module = next(module for module in (messages, transport, node_sums) if hasattr(module, function))
     answer = getattr(module, function)(*args)
     assert used["connected eagerly"] and (used["moved over nccl"] or os.environ["RANK"] != "0")  # others may be idle
     return answer
@@ -101,6 +103,14 @@ def test_many_windows_pass_in_step(exchange: str, tmp_path: Path) -> None:
     alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), 40_321, torch.float32)
     found = run_ranks(over_nccl, 4, "narrow_round", [0, 1, 1, 1, 1, 1, 2], str(tmp_path), exchange)
     assert found[0][0] == alone
+
+
+def test_pieces_of_messages_find_their_owners_over_it(tmp_path: Path) -> None:
+    """An all-to-all in many windows; ranks without clients send nothing, and some windows have nothing for a rank."""
+    ranks = run_ranks(over_nccl, 4, "step_of", str(tmp_path), messages.CASES[1], timeout=60)
+    alone_comm, top = LocalCommunicator(messages.NAMES), messages.top_of("auto", "fp32")
+    alone, _ = messages.reduce_on(alone_comm, top, str(tmp_path), selects=False)
+    assert ranks == [(digest_of({"step": alone.step}), alone.count)] * 4
 
 
 def test_every_dtype_and_length_is_moved_whole() -> None:

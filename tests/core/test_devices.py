@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,3 +153,53 @@ def compute() -> Any:
 
 def test_a_gpu_computes_with_deterministic_kernels_where_they_are_asked_for() -> None:
     assert run_ranks(compute, 1)[0] == [(False, True), (False, True), (True, False), (False, True)]
+
+
+def test_what_a_gpu_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that is not there; on a GPU tests/gpu sees the real answers."""
+    properties = SimpleNamespace(name="H", major=9, minor=0, uuid="GPU-1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3, 8))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 92000)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 7))
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    gpu = torch.device("cuda", 1)
+    found = devices.versions(gpu)
+    assert found.pop("driver", "-") and found == {
+        "gpu": "H", "compute_capability": "9.0", "cuda": "13.0", "cudnn": "92000", "nccl": "2.29.7",
+    }  # fmt: skip
+    assert devices.identity(gpu) == "GPU-1" and devices.free_bytes(gpu) == (3, 8) and devices.present() == gpu
+    assert devices.versions(devices.CPU) == {} and devices.free_bytes(devices.CPU) == (0, 0)
+    monkeypatch.setattr(devices, "count", lambda: 2)
+    assert devices.kind() == torch.device("cuda")
+    monkeypatch.setattr(devices, "count", lambda: 0)
+    assert devices.kind() == devices.CPU
+
+
+def test_the_present_gpu_and_its_generators_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, Any]] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: ["state"])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda states: done.append(("states", states)))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(("device", device)))
+    for is_used, expected in ((False, []), (True, [("states", ["state"]), ("device", 1)])):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda is_used=is_used: is_used)
+        with pytest.raises(KeyError), devices.unchanged():
+            raise KeyError
+        assert done == expected
+
+
+@pytest.mark.parametrize(
+    ("built", "driver", "said"),
+    [(None, False, "is built for the CPU alone"), ("13.0", False, "no driver of a GPU is loaded")],
+)
+def test_why_there_is_no_gpu(built: str | None, driver: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(devices, "has_driver", lambda: driver)
+    assert said in devices.why_none()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.names() == ["0", "1"]
