@@ -1,4 +1,4 @@
-"""Rules about an algorithm, its task and its settings, each with a plan that it refuses and one beside it."""
+"""Rules about algorithms, engines, evaluation and attacks, each with a plan that it refuses and one beside it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from harness import make_config
+from harness import SGD, make_config
 from toy import Quadratic
 
 from fedtorch.algorithms.base import Algorithm
@@ -17,18 +17,35 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.scaffold import Scaffold
+from fedtorch.config.schema import EngineConfig, EvalConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.places import Places
 from fedtorch.core.weights import Layout, Partition
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.rules import engine as engine_rules
 from fedtorch.setup.rules.algorithm import (
     batches_by_length_have_lengths,
     someone_has_labels,
     the_algorithm_takes_the_settings,
     the_one_client_sends_its_model,
 )
+from fedtorch.setup.rules.attacks import those_who_are_known_keep_nothing
+from fedtorch.setup.rules.engine import (
+    a_server_with_data_trains_alone,
+    something_is_trained,
+    the_algorithm_takes_deepspeed,
+    the_device_has_the_precision,
+)
+from fedtorch.setup.rules.evaluation import (
+    evaluations_can_wait,
+    single_examples_have_scores,
+    splits_are_the_tasks,
+    who_waits_for_scores_gets_some,
+)
+from fedtorch.setup.rules.subject import Subject
 from fedtorch.setup.rules.vectors import what_travels_is_there
 from fedtorch.tasks.base import Task
+from fedtorch.train.attacks.settings import AttackConfig
 from fedtorch.train.engine import Engine
 
 CLIENTS = {"a": (1.0, 0.0, 3), "b": (2.0, 1.0, 3)}
@@ -126,3 +143,167 @@ def test_what_travels_is_asked_for_the_first_round(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, algorithm=Notes())
     what_travels_is_there(plan, Engine(TASK.build_model(0), Partition((), ()), torch.device("cpu")))
     assert asked == [("sent", 0), ("sent", 0)]
+
+
+def engine_of(*, frozen: tuple[str, ...] = ()) -> Engine:
+    return Engine(TASK.build_model(0), Partition((), frozen), torch.device("cpu"))
+
+
+def test_rounds_without_a_trained_parameter_are_refused_and_no_rounds_are_not(tmp_path: Path) -> None:
+    cases = {
+        (rounds, frozen): refused(
+            lambda plan, frozen=frozen: something_is_trained(plan, engine_of(frozen=frozen)),
+            plan_of(tmp_path, rounds=rounds),
+        )
+        for rounds in (0, 2)
+        for frozen in ((), ("*",))
+    }
+    assert "nothing would be trained" in cases.pop((2, ("*",))) and set(cases.values()) == {""}
+
+
+@pytest.mark.parametrize(
+    ("kind", "engines", "is_refused"),
+    [
+        ("torch", ("torch",), False),
+        ("deepspeed", ("torch",), True),
+        ("deepspeed", ("torch", "deepspeed"), False),
+        ("deepspeed", ("torch", "deepspeed/2"), False),
+        ("deepspeed", ("torch", "deepspeed/3"), True),
+    ],
+)
+def test_an_algorithm_names_the_stages_of_deepspeed_that_it_takes(
+    kind: Any, engines: tuple[str, ...], is_refused: bool, tmp_path: Path
+) -> None:
+    @dataclass(frozen=True)
+    class Choosy(FedAvg):
+        """Takes some engines."""
+
+        @property
+        def limits(self) -> Limits:
+            return replace(super().limits, engines=engines, why_not_deepspeed="looks into the module")
+
+    stage: Any = {"stage": 2} if kind == "deepspeed" else {}
+    plan = plan_of(tmp_path, algorithm=Choosy(), engine=EngineConfig(kind=kind, **stage))
+    said = refused(the_algorithm_takes_deepspeed, plan)
+    assert ("engine.stage 2" in said and "looks into the module" in said) == is_refused == bool(said)
+
+
+@dataclass(frozen=True)
+class OwnData(Quadratic):
+    """The server has three rows."""
+
+    held: int = 3
+
+    def server_examples(self) -> int:
+        return self.held
+
+
+@pytest.mark.parametrize("held", [0, 3])
+@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_server_with_rows_of_its_own_is_in_no_worker_of_several_ranks(
+    held: int, works: bool, width: int, tmp_path: Path
+) -> None:
+    task, ranks = OwnData(clients=CLIENTS, held=held), 4 if works else 5
+    config = make_config(tmp_path, task, system=SystemConfig(server_works=works, ranks_per_worker=width))
+    said = refused(a_server_with_data_trains_alone, Plan.of(config, ranks))
+    assert bool(said) == (held == 3 and works and width == 2) and (
+        not said or "set system.server_works to false" in said
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("has", [True, False])
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_fp16_needs_a_cpu_that_has_it_where_there_is_no_gpu(
+    precision: Any, has: bool, gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_rules, "has_fp16", lambda device: has)
+    monkeypatch.setattr(engine_rules.devices, "count", lambda: gpus)
+    plan = plan_of(tmp_path, engine=EngineConfig(precision=precision))
+    said = refused(the_device_has_the_precision, plan)
+    assert bool(said) == (precision == "fp16" and not has and not gpus)
+    on_cpu = plan_of(tmp_path, engine=EngineConfig(precision=precision), system=SystemConfig(device="cpu"))
+    assert bool(refused(the_device_has_the_precision, on_cpu)) == (precision == "fp16" and not has)
+
+
+@dataclass(frozen=True)
+class OnlyTrain(Quadratic):
+    """Nobody has a row to evaluate on, or only in a split of another name."""
+
+    other: str = ""
+
+    def manifest(self) -> Any:
+        return {
+            name: {"train": n, **({self.other: 2} if self.other else {})} for name, (_, _, n) in self.clients.items()
+        }
+
+    def single_metrics(self) -> tuple[str, ...]:
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("every", "rounds", "patience", "is_refused"),
+    [(1, 2, 3, True), (0, 2, None, False), (1, 0, 3, False), (1, 2, None, False)],
+)
+def test_who_stops_by_scores_gets_some(
+    every: int, rounds: int, patience: int | None, is_refused: bool, tmp_path: Path
+) -> None:
+    task = OnlyTrain(clients=CLIENTS)
+    plan = plan_of(tmp_path, task, rounds=rounds, eval=EvalConfig(every=every, patience=patience))
+    assert bool(refused(who_waits_for_scores_gets_some, plan)) == is_refused
+    with_rows = plan_of(tmp_path, rounds=rounds, eval=EvalConfig(every=every, patience=patience))
+    assert not refused(who_waits_for_scores_gets_some, with_rows)
+
+
+def test_a_split_of_another_name_is_taken_where_somebody_has_it(tmp_path: Path) -> None:
+    for split, other, is_refused in (("dev", "", False), ("held", "held", False), ("held", "", True)):
+        plan = plan_of(tmp_path, OnlyTrain(clients=CLIENTS, other=other), eval=EvalConfig(every=0, split=split))
+        assert bool(refused(splits_are_the_tasks, plan)) == is_refused, (split, other)
+
+
+def test_scores_of_single_examples_need_a_metric_that_is_a_mean_over_them(tmp_path: Path) -> None:
+    found = {
+        (per_example, type(task)): refused(
+            single_examples_have_scores, plan_of(tmp_path, task, eval=EvalConfig(per_example=per_example))
+        )
+        for per_example in (True, False)
+        for task in (TASK, OnlyTrain(clients=CLIENTS))
+    }
+    assert "set it to false" in found.pop((True, OnlyTrain)) and set(found.values()) == {""}
+
+
+def test_an_evaluation_may_wait_where_nothing_that_it_reads_is_changed(tmp_path: Path) -> None:
+    cases = [
+        (FedAvg(), {}, ""),
+        (Local(), {}, "clients send nothing"),
+        (NoTraining(), {}, "no client trains"),
+        (FedAvg(), {"client": replace(SGD, optimizer_state="keep")}, "clients keep a state"),
+    ]
+    for overlap in (True, False):
+        for algorithm, changes, why in cases:
+            plan = plan_of(tmp_path, algorithm=algorithm, eval=EvalConfig(overlap=overlap), **changes)
+            said = refused(lambda plan: evaluations_can_wait(plan, engine_of()), plan)
+            assert (why in said and bool(said) == bool(why)) if overlap else not said, (overlap, algorithm)
+
+
+@dataclass(frozen=True)
+class NoTraining(FedAvg):
+    """A round is the server's training alone."""
+
+    @property
+    def limits(self) -> Limits:
+        return replace(super().limits, trains_clients=False)
+
+
+def test_colluding_attackers_need_clients_that_keep_nothing(tmp_path: Path) -> None:
+    for kind in ("ipm", "signflip"):
+        for state in ("keep", "reset"):
+            attack = AttackConfig(kind=kind, clients=("a",))  # type: ignore[arg-type]
+            plan = plan_of(tmp_path, attack=attack, client=replace(SGD, optimizer_state=state))
+            said = refused(lambda plan: those_who_are_known_keep_nothing(plan, engine_of()), plan)
+            assert bool(said) == (kind == "ipm" and state == "keep")
+
+
+def test_a_subject_is_asked_unless_it_says_otherwise(tmp_path: Path) -> None:
+    assert Subject("anything").applies(plan_of(tmp_path))
