@@ -105,7 +105,7 @@ def _one_release(noise_multiplier: float, rate: float) -> Any:
 def least_noise(epsilon: float, rate: float, releases: int, delta: float) -> float:
     """The least z, and at most PRECISION of it more, with which so many releases are (ε, δ)-private.
 
-    None much below LEAST_NOISE.
+    None below LEAST_NOISE, of which the account takes minutes.
 
     Raises:
         ConfigError: none up to 1000 is.
@@ -126,7 +126,7 @@ def least_noise(epsilon: float, rate: float, releases: int, delta: float) -> flo
     while low == high or (below := excess(low)) <= 0:
         if high <= LEAST_NOISE:
             return high
-        low, high, above = low / 2, low, above if low == high else below
+        low, high, above = max(low / 2, LEAST_NOISE), low, above if low == high else below
     last = 0  # the Illinois rule: a secant through both ends; one that stays twice counts half
     while high - low > PRECISION * low:
         place = low * (high / low) ** (below / (below - above))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedtorch.privacy.accounting import PRECISION, Accountant, least_noise, total_epsilon
+from fedtorch.privacy.settings import LEAST_NOISE
 
 DELTA = 1e-5
 
@@ -75,3 +76,17 @@ def test_replacing_a_client_costs_more_than_leaving_it_out_and_at_most_both_step
     least = 3.7246e-9
     both = Accountant(0.1, 1.0, least).epsilon(50)
     assert (1 + math.exp(both)) * least == pytest.approx(DELTA, rel=1e-3) and 2 * both == pytest.approx(15.79, abs=0.01)
+
+
+def test_nothing_is_looked_for_below_the_noise_that_an_account_takes_minutes_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+
+    def epsilon(account: Accountant, releases: int) -> float:
+        asked.append(account.noise_multiplier)
+        return 1.0 / account.noise_multiplier
+
+    monkeypatch.setattr(Accountant, "epsilon", epsilon)
+    assert least_noise(50.0, 0.5, 1, DELTA) == min(asked) == LEAST_NOISE
+    assert least_noise(4.0, 0.5, 1, DELTA) == pytest.approx(0.25, rel=2 * PRECISION)
