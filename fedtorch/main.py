@@ -7,14 +7,12 @@ python -m fedtorch.main CONFIG                   one process, same results
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
@@ -33,6 +31,9 @@ from fedtorch.lifecycle.train import train
 from fedtorch.planning.dry_run import describe, with_config
 from fedtorch.planning.scale import Cluster
 
+_ENDS_AT_ONCE = (DeviceError.exit_code, DeadlineError.exit_code)
+"""Codes that a process would hide if Python took itself down: a failed GPU's library aborts it, and threads that wait
+for a lost rank outside Python can end it with a signal (*measured*: once in some 50)."""
 _BESIDE_NODES = ("ranks_per_node", "bandwidth", "cores", "constants")
 
 
@@ -58,8 +59,8 @@ def main(arguments: Sequence[str] | None = None, stop: StopFlag | None = None, *
     with nullcontext() if args.dry_run else stop.listening():
         code = _main(args, stop)
     flush_streams()
-    if code == DeviceError.exit_code:
-        os._exit(code)  # at its end the GPU's library would abort the process, with a code of its own
+    if code in _ENDS_AT_ONCE:
+        os._exit(code)
     return code
 
 
@@ -133,18 +134,5 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def leave(code: int) -> NoReturn:
-    """End the process with a code.
-
-    A rank that lost another one ends at once. Threads of its wait for that one outside Python; while Python takes
-    itself down they could end the process with a signal, which would hide the code (*measured*: once in some 50).
-    """
-    if code == DeadlineError.exit_code:
-        logging.shutdown()
-        flush_streams()
-        os._exit(code)
-    sys.exit(code)
-
-
 if __name__ == "__main__":
-    leave(main())
+    sys.exit(main())

@@ -84,7 +84,7 @@ OLD_NAMES = {name: f"limits.{name}" for name in NAMES} | {
 }
 """Members that an algorithm may have defined before -> what says the same now."""
 Way = Literal["sent", "received", "broadcast"]
-"""What travels: a client's update, the server's vectors as one client needs them, or as they go to all."""
+"""Direction of what travels: a client's update, the server's vectors as one client needs them, or as all get them."""
 OF_CLIENTS = {"client_update", "correction", "report"}
 """Members that get a ClientJob while a client trains."""
 

@@ -198,10 +198,6 @@ def open_run(folder: Path | str) -> RunResult:
     return RunResult.open(folder)
 
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-
 def frame_of(records: Iterable[Mapping[str, Any]]) -> DataFrame:
     """A row per record; nested values in columns named `outer.inner`.
 

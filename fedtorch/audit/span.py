@@ -14,6 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+UNEXPLAINED = 0.02
+"""The share of the rows that may be left over: candidates are named only where they explain the rest. Strangers come
+there only in numbers near the layer's width."""
+_LEAST = 1e-3
+"""Directions with less than this share of the largest are taken for rounding."""
 THRESHOLD = 0.02
 """A candidate of which less than this share is outside the space counts as one of the client's. Rounding of fp32 and a
 few local steps leave some 10^-3; a stranger has √(1 − rank / width)."""
@@ -159,15 +164,12 @@ def _pursue(
     return {pairs[one] for one in found}
 
 
-UNEXPLAINED = 0.02
-"""The share of the rows that may be left over: candidates are named only where they explain the rest. Strangers come
-there only in numbers near the layer's width."""
-_LEAST = 1e-3
-"""Directions with less than this share of the largest are taken for rounding."""
-
-
 def pursued(basis: Tensor, candidates: Tensor, most: int) -> list[int]:
     """The candidates that together span `basis`, by the order in which they were found; none if `most` do not suffice.
+
+    A factor of an adapter, of rank r, gets r sums of the same T inputs, each with other weights. No input lies in the
+    space of so few sums, but the T inputs are the few candidates that explain all of them at once: simultaneous
+    matching pursuit, in its rank-aware form (Davies and Eldar 2012, 1004.4529, algorithm 4).
 
     basis: orthonormal, shape (width, rank). candidates: shape (n, width), float64, none of them zero.
     """

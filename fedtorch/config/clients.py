@@ -11,6 +11,8 @@ from fedtorch.core.choices import Named
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import Count, Positive, Whole
 
+POISSON = "poisson"
+
 
 @dataclass(frozen=True)
 class ClientsConfig:
@@ -89,9 +91,6 @@ class ClientsConfig:
     def drawn(self) -> Literal["all"] | int:
         """Clients drawn for a round, with those that may come too late."""
         return "all" if self.per_round == "all" else self.per_round + self.extra
-
-
-POISSON = "poisson"
 
 
 def with_rate(

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-import torch
-
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.job.ports import check_ports
@@ -45,7 +43,7 @@ from fedtorch.lifecycle.start import RESUME_MODES, begin, lasting_facts, telling
 from fedtorch.lifecycle.status import write_status
 from fedtorch.lifecycle.unheard import Unheard, remember, remembered
 from fedtorch.rounds.membership import Returned
-from fedtorch.rounds.placement import server_serves
+from fedtorch.rounds.placement import own_device, server_serves
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import BuiltRun, build
@@ -130,7 +128,7 @@ class Session:
     def _take_part(self, config: Config, again: _Again | None) -> _Again | None:
         """Train until lost ranks are back; then return the state needed to go on together with them."""
         with ExitStack() as joined:
-            device = self._device(config)
+            device = own_device(config, self.num_ranks)
             joined.enter_context(devices.deterministic(config.system.deterministic, device))
             if facts := devices.versions(device):
                 log.info("device: %s", ", ".join(f"{name} {value}" for name, value in facts.items()))
@@ -151,15 +149,12 @@ class Session:
                 return _Again(comm.reopen(), config)
         return self._stay(comm.member, comm.hosts, config)
 
-    def _device(self, config: Config) -> torch.device:
-        return devices.own(config.system.device, server_serves=server_serves(config, self.num_ranks))
-
     def _join(self, config: Config, names: Sequence[str], again: _Again | None) -> Communicator:
         names = Names.of(names)
         if self.num_ranks == 1:
             return LocalCommunicator(names)
         system = config.system
-        own = self._device(config)
+        own = own_device(config, self.num_ranks)
         log_if_shared(own, server_serves=server_serves(config, self.num_ranks))
         with saying_what_is_here(config):
             return DistributedCommunicator.join(

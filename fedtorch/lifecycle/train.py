@@ -25,6 +25,8 @@ from fedtorch.lifecycle.silo_status import silo, write_silo_status
 from fedtorch.lifecycle.status import read_status, write_status
 from fedtorch.tracking.console import TerminalHandler
 
+NO_TIME = "(no time)"
+"""In place of date and time: two words as well."""
 log = logging.getLogger("fedtorch")
 
 
@@ -85,10 +87,6 @@ def _train(
         if error is raised:
             raise
         raise error from raised
-
-
-NO_TIME = "(no time)"
-"""In place of date and time: two words as well."""
 
 
 def start_logging(folder: Path, rank: int, *, has_times: bool = True) -> IO[str]:

@@ -31,6 +31,7 @@ from fedtorch.text.wordpieces import Pair, encode, frame, load_wordpieces
 
 RANDOM = "bert-random"
 KINDS = {"bert": BertModel, "roberta": RobertaModel}
+DESCRIPTION, REST = "ranker.json", "ranker.safetensors"
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,6 @@ class BertEncoder:
                 f"{bert.config.vocab_size}; they do not belong together"
             )
         return bert
-
-
-DESCRIPTION, REST = "ranker.json", "ranker.safetensors"
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fedtorch.config.schema import ClientConfig, Config
@@ -116,6 +117,11 @@ def server_trains(config: Config, num_ranks: int) -> bool:
     if config.system.server_works == "auto":
         return num_ranks == 1 or server_would_idle(config, num_ranks)
     return bool(config.system.server_works)
+
+
+def own_device(config: Config, num_ranks: int) -> torch.device:
+    """This rank's device, see `devices.own`."""
+    return devices.own(config.system.device, server_serves=server_serves(config, num_ranks))
 
 
 def server_serves(config: Config, num_ranks: int) -> bool:

@@ -18,7 +18,6 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.config.load import config_facts, to_dict
 from fedtorch.config.schema import Config
-from fedtorch.core import devices
 from fedtorch.core.client import Client
 from fedtorch.core.clients import names_of
 from fedtorch.core.mechanism import Mechanism
@@ -26,7 +25,7 @@ from fedtorch.core.names import Names
 from fedtorch.core.version import PACKAGE
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.components import RunComponents
-from fedtorch.rounds.placement import Placement, place, server_serves
+from fedtorch.rounds.placement import Placement, own_device, place
 from fedtorch.setup.engine import divide, make_engine
 from fedtorch.setup.mechanism import make_mechanism
 from fedtorch.setup.plan import Plan
@@ -161,7 +160,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
         engine = make_engine(
             config,
             lambda: plan.task.build_model(config.run.seed),
-            devices.own(config.system.device, server_serves=server_serves(config, num_ranks)),
+            own_device(config, num_ranks),
             hp=next(iter(plan.settings)),
             trains=own is not None,
         )

@@ -24,6 +24,7 @@ from fedtorch.train.model_parallel import ParameterOwners
 from fedtorch.train.settings import ClientConfig
 
 log = logging.getLogger(__name__)
+_MAKES = frozenset(f"aten::{name}" for name in ("empty", "zeros", "ones", "full", "rand", "randn"))
 
 
 def make_engine(
@@ -113,13 +114,11 @@ def share_engine(one: Config, other: Config) -> bool:
     return same and (one.engine.kind == "torch" or is_same_optimizer)
 
 
-_MAKES = frozenset(f"aten::{name}" for name in ("empty", "zeros", "ones", "full", "rand", "randn"))
-
-
 class WithinMemory(TorchDispatchMode):
     """Inside the block tensors are made until together they are larger than all memory of this machine.
 
-    Freed ones count too, so the limit is twice that memory: it is for slips of the hand in widths and layers.
+    A model that is too large is refused at its first tensor then, not by the system's killer. Freed ones count too, so
+    the limit is twice that memory: it is for slips of the hand in widths and layers.
 
     Raises:
         ConfigError: they are.

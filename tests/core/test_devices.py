@@ -156,7 +156,7 @@ def test_a_gpu_computes_with_deterministic_kernels_where_they_are_asked_for() ->
 
 
 def test_what_a_gpu_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one that is not there; on a GPU tests/gpu sees the real answers."""
+    """The answers are made up; tests/gpu sees the real ones on a GPU."""
     properties = SimpleNamespace(name="H", major=9, minor=0, uuid="GPU-1")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3, 8))

@@ -65,7 +65,7 @@ VARIABLES = ("TORCH_NCCL_BLOCKING_WAIT", "CUBLAS_WORKSPACE_CONFIG")
 
 
 def found(name: str) -> object:
-    """What stands under a dotted name; an AttributeError where nothing does."""
+    """Return what stands under a dotted name; an AttributeError where nothing does."""
     value: object = torch
     for part in name.split(".")[1:]:
         value = getattr(value, part)
@@ -89,7 +89,7 @@ def is_named(word: str) -> bool:
 
 
 def problems() -> Iterator[str]:
-    """What is missing or otherwise than the package takes it to be."""
+    """Name what is missing, or otherwise than the package takes it to be."""
     if torch.version.cuda is None:
         yield f"torch {torch.__version__} is not built for CUDA"
         return

@@ -32,14 +32,19 @@ def one_worker(kind: str, stage: int) -> tuple[str, list[float], list[float]]:
         return worker.backend, *trained(engine)
 
 
+def plain_run(kind: str) -> tuple[torch.Tensor, float, list[float]]:
+    """Weights of the plain engine on one device, how far they moved, and its losses."""
+    plain = Engine(gpt2(), Partition(), own_device(kind))
+    weights, losses = trained(plain)
+    return torch.tensor(weights), float((torch.tensor(weights) - plain.initial_shared).norm()), losses
+
+
 @pytest.mark.gpus(2)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_step_shared_by_two_gpus_is_that_of_one(stage: int, device: torch.device) -> None:
     kind = device.type
-    plain = Engine(gpt2(), Partition(), own_device(kind))
-    weights, losses = trained(plain)
-    expected, moved = torch.tensor(weights), float((torch.tensor(weights) - plain.initial_shared).norm())
+    expected, moved, losses = plain_run(kind)
     environ = {"LOCAL_WORLD_SIZE": "2", "DS_ACCELERATOR": kind}
     first, second = run_ranks(one_worker, 2, kind, stage, environ=environ, timeout=500)
     assert first == second
@@ -60,9 +65,7 @@ def alone(kind: str, stage: int) -> tuple[list[float], list[float]]:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_step_on_one_gpu_under_deepspeed_is_that_of_plain_torch(stage: int, device: torch.device) -> None:
     kind = device.type
-    plain = Engine(gpt2(), Partition(), own_device(kind))
-    weights, losses = trained(plain)
-    expected, moved = torch.tensor(weights), float((torch.tensor(weights) - plain.initial_shared).norm())
+    expected, moved, losses = plain_run(kind)
     environ = {"LOCAL_WORLD_SIZE": "1", "DS_ACCELERATOR": kind}
     ((found, curve),) = run_ranks(alone, 1, kind, stage, environ=environ, timeout=500)
     assert float((torch.tensor(found) - expected).norm()) < 2e-2 * moved

@@ -80,7 +80,7 @@ def plan_of(tmp_path: Path, task: Quadratic = TASK, algorithm: Algorithm | None 
 
 
 def refused(rule: Callable[[Plan], None], plan: Plan) -> str:
-    """What the rule says; empty where it lets the plan pass."""
+    """Return what the rule says; empty where it lets the plan pass."""
     try:
         rule(plan)
     except ConfigError as error:

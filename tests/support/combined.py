@@ -17,6 +17,6 @@ def combined(
     *,
     round: int,
 ) -> Any:
-    """What `how` makes of the accepted updates, on the server; elsewhere None."""
+    """Return what `how` makes of the accepted updates, on the server; elsewhere None."""
     with comm.open_updates(local, accepted, round=round) as updates:
         return None if updates is None else how(updates)

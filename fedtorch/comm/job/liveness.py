@@ -210,7 +210,8 @@ class Liveness:
 def this_process() -> dict[str, str | int]:
     """Identify this process among all others: by its machine, its number, and when it was started.
 
-    Two containers on one machine have process numbers of their own, so the namespace belongs to the machine's name.
+    Empty but on Linux: of such processes, and of those of other machines, nothing is known. Two containers have process
+    numbers of their own, so the namespace belongs to the machine's name.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -32,7 +32,7 @@ class AcceptedUpdates(ABC):
     """
 
     reports: tuple[Report, ...]
-    """Of the accepted clients, in the order given to `Communicator.open_updates`."""
+    """Reports of the accepted clients, in the order given to `Communicator.open_updates`."""
     size: int
     """Elements of every update as an algorithm gets it."""
     dtype: torch.dtype
