@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedtorch.algorithms.message import MessageAlgorithm as MessageAlgorithm
     from fedtorch.api.audit import audit_run as audit_run
     from fedtorch.api.partition import partition as partition
+    from fedtorch.api.privacy_cost import privacy_cost as privacy_cost
     from fedtorch.api.result import RunResult as RunResult
     from fedtorch.api.result import open_run as open_run
     from fedtorch.api.run import run as run
@@ -51,6 +52,7 @@ _PUBLIC = {
     "open_run": "fedtorch.api.result",
     "RunResult": "fedtorch.api.result",
     "partition": "fedtorch.api.partition",
+    "privacy_cost": "fedtorch.api.privacy_cost",
     "audit_run": "fedtorch.api.audit",
     "AuditResult": "fedtorch.audit.result",
     "Finding": "fedtorch.audit.finding",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fedtorch.algorithms.fedprox import proximal
+from fedtorch.algorithms.limits import Limits, why_not_weighed
 from fedtorch.algorithms.personal_model import PersonalModel
 from fedtorch.core.state_keys import PERSONAL
 from fedtorch.core.update import Report
@@ -29,6 +30,16 @@ class Ditto(PersonalModel):
     """epochs of the personal pass; null: as many as the global pass"""
     personal_lr: float | None = None
     """learning rate of the personal pass; null: the client's"""
+
+    @property
+    def limits(self) -> Limits:
+        """Both passes are on the account of a client's rows, where that is kept."""
+        if type(self) is not Ditto:
+            return super().limits
+        why_not = why_not_weighed(self.weights)
+        if self.personal_epochs is not None:
+            why_not = "has personal_epochs, so that its passes are of unlike length; remove algorithm.personal_epochs"
+        return replace(super().limits, why_not_record=why_not, trainings=1 if self.form == "simplified" else 2)
 
     def client_update(self, job: ClientJob) -> Report:
         """Personal pass, then FedAvg's (full) or nothing more (simplified)."""

@@ -35,8 +35,9 @@ class FedAvg(Algorithm):
     the FedOpt family of Reddi et al. 2020.
     """
 
-    weights: Literal["size", "equal", "loss_reduction", "lorar"] = "size"
-    """what a client's weight in the average is proportional to: n_i, 1, ΔL_i, or n_i ΔL_i"""
+    weights: Literal["size", "equal", "declared", "loss_reduction", "lorar"] = "size"
+    """what a client's weight in the average is proportional to: n_i, 1, the number that `privacy.units` declares, ΔL_i,
+    or n_i ΔL_i"""
     loss_reduction: LossReduction = field(default_factory=LossReduction)
     """how ΔL_i is measured"""
     robust: Annotated[str | dict[str, Any], Named()] | None = None

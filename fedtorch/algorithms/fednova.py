@@ -8,8 +8,9 @@ from math import fsum
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
-from fedtorch.algorithms.limits import Limits
+from fedtorch.algorithms.limits import Limits, why_not_weighed
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.overrides import overrides
 from fedtorch.core.update import Report
 from fedtorch.train.engine import GradientHook
 from fedtorch.train.job import ClientJob
@@ -52,7 +53,13 @@ class FedNova(FedAvg):
     def limits(self) -> Limits:
         """Its weights are no shares."""
         why_not = "weighs updates by their steps, with weights that are no shares of a whole"
-        return replace(super().limits, why_not_robust=why_not)
+        own = overrides(type(self), "client_update", FedNova)
+        return replace(
+            super().limits,
+            why_not_robust=why_not,
+            why_not_record=None if own else why_not_weighed(self.weights),
+            public_numbers=("normaliser",),
+        )
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """tau_eff·p_i/‖a_i‖₁ with p_i as in `weights`; a client that took no step weighs 0."""

@@ -41,11 +41,27 @@ class Limits:
     go on with more of them than it was begun with"""
     why_not_robust: str = "has no field `robust`"
     """why no rule can take the place of its weighted sum"""
+    why_not_record: str | None = None
+    """why it cannot keep the privacy of rows (`privacy.kind: record`); None: what `algorithms.sums.why_not_record`
+    finds of the class. With it all that leaves a client is a function of what it received, of public numbers and of the
+    noised steps of `job.train`, of which each trains on the client's own rows. A class with a `client_update` of its
+    own that keeps to it says so by an empty reason"""
+    trainings: int = 1
+    """of a client in a round on its own rows, each of as many steps: all of them are on the account of its rows"""
+    public_numbers: tuple[str, ...] = ()
+    """further numbers of its reports that follow from these alone, which the server then gets with it"""
     why_not_private: str | None = None
     """why it cannot keep client-level privacy; None: what `algorithms.sums.why_not_private` finds of the class. With
     privacy a round is one sum of clipped updates, all of the same places and with public weights, and the step looks at
     nothing else that depends on clients. A class that has functions of its own for that, and keeps to it, says so by an
     empty reason"""
+
+
+def why_not_weighed(rule: str) -> str:
+    """Why a rule that weighs clients keeps no privacy of rows; empty: nothing is against it."""
+    if rule in ("equal", "declared"):
+        return ""
+    return f"weighs clients by {rule}, which depends on their rows; set algorithm.weights to equal or declared"
 
 
 NAMES = frozenset(field.name for field in fields(Limits))

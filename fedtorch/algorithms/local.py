@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.personal_model import PersonalModel
 from fedtorch.core.state_keys import NOT_EVALUATED, PERSONAL, STOPPED
 from fedtorch.core.update import Report
@@ -18,6 +19,11 @@ class Local(PersonalModel):
     """Each client continues its own model. A client whose dev score stopped rising (`eval.patience`) rests."""
 
     exchanged_vectors: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def limits(self) -> Limits:
+        """Nothing leaves a client but its scores."""
+        return replace(super().limits, why_not_record="" if type(self) is Local else None)
 
     def client_update(self, job: ClientJob) -> Report:
         """Train on from where this client was."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.limits import why_not_weighed
 from fedtorch.core.overrides import definer, overrides
 from fedtorch.core.update import Report
 
@@ -29,6 +30,19 @@ def why_not_private(rule: Algorithm) -> str:
     if limits.weighting != "equal":
         return f"weighs clients by {limits.weighting}, which depends on their data; set algorithm.weights to equal"
     return ""
+
+
+def why_not_record(rule: Algorithm) -> str:
+    """Why it cannot keep the privacy of rows, as a clause after its name; empty: nothing is against it.
+
+    `Limits.why_not_record` where the class says it; else what can be seen of its functions.
+    """
+    limits = rule.limits
+    if limits.why_not_record is not None:
+        return limits.why_not_record
+    if definer(type(rule), "client_update") is not FedAvg:
+        return "trains clients in a way of its own, in which it may look at rows without noise"
+    return why_not_weighed(limits.weighting)
 
 
 def why_not_ahead(rule: Algorithm) -> str:

@@ -15,6 +15,10 @@ def _size(report: Report, cap: float) -> float:
     return report.size
 
 
+def _declared(report: Report, cap: float) -> float:
+    return float(report.examples)  # where numbers are declared no report has another one
+
+
 def _equal(report: Report, cap: float) -> float:
     return float(report.draws)
 
@@ -30,12 +34,13 @@ def _lorar(report: Report, cap: float) -> float:
 WEIGHTINGS: dict[str, Callable[[Report, float], float]] = {
     "size": _size,
     "equal": _equal,
+    "declared": _declared,
     "loss_reduction": _loss_reduction,
     "lorar": _lorar,
 }
 
 
-KNOWN_ALONE = ("size", "equal")
+KNOWN_ALONE = ("size", "equal", "declared")
 """the weightings of which a_i does not depend on what the client has learned, nor on other clients"""
 
 

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -283,4 +284,4 @@ def _shown(value: Any, key: str) -> str:
 
 
 def _no_effect(key: str) -> bool:
-    return any(key == name or key.startswith(name + ".") for name in NO_EFFECT)
+    return any(fnmatchcase(key, name) or key.startswith(name + ".") for name in NO_EFFECT)

@@ -32,6 +32,8 @@ NO_EFFECT = (
     "clients.on_repeated_loss",
     "clients.min_silos",  # nor one in whose rounds enough silos count
     "privacy.max_epsilon",  # when to stop
+    "privacy.per_silo.*.max_epsilon",
     "privacy.ledger",  # where what was released is kept
 )
-"""Keys (with everything under them) that do not change results; left out of `digest` and `record_difference`."""
+"""Keys that do not change results, with everything under them; `*` is any name. `digest` and `record_difference` leave
+them out."""

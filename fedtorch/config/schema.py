@@ -21,7 +21,7 @@ from fedtorch.config.system import RunConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import LARGEST, Count, Whole
 from fedtorch.core.settings import ServerConfig
-from fedtorch.privacy.settings import PrivacyConfig
+from fedtorch.privacy.settings import Persons, PrivacyConfig
 from fedtorch.tracking.settings import TrackConfig
 from fedtorch.train.attacks.settings import AttackConfig
 from fedtorch.train.settings import ClientConfig, EngineConfig
@@ -183,6 +183,8 @@ class Config:
     """Not a key of the file: the `name` under `algorithm`."""
 
     def __post_init__(self) -> None:
+        if isinstance(unit := self.privacy.unit, Persons) and hasattr(self.task, "with_persons"):
+            object.__setattr__(self, "task", self.task.with_persons(unit.column))
         if self.system.backend == "nccl" and self.clients.on_loss == "continue":
             raise ConfigError(
                 "system.backend is nccl but clients.on_loss is continue, and an NCCL group cannot be formed anew "

@@ -46,6 +46,8 @@ class Mechanism:
     hides_clients: bool = False
     """is it kept from all but the server who takes part? Then the server draws (`draw`) and tells each worker its own
     clients; `Communicator.open_updates` is called with `secret`; and what is said of clients names none of them"""
+    needs_homes: bool = False
+    """must each client be trained at its home, where its own files are?"""
     shows_losses: bool = True
     """may the mean loss of a round be recorded?"""
     shows_scores: bool = True
@@ -86,6 +88,17 @@ class Mechanism:
     def expect(self, round: int, numbers: int) -> None:
         """On the server, which now waits while others train: so many numbers are to be released in this round."""
 
+    def rests(self, client: str) -> str:
+        """Where a client trains: why it must not, in this round; empty: it may."""
+        return ""
+
+    def work(self, client: str, round: int, examples: Sequence[Any]) -> Any:
+        """How the client's steps are noised, `train.noised.SiloWork`; None: they are as they are.
+
+        examples: its training rows.
+        """
+        return None
+
     def outgoing(self, update: Tensor, report: Report) -> Report:
         """A client's update is complete: it may be changed in place; the report with what follows from that."""
         return report
@@ -120,6 +133,6 @@ class Mechanism:
         """On the server, after a round (from 0): what is recorded of it."""
         return facts
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, server: ServerState) -> dict[str, Any]:
         """On the server: what results.json says under `privacy`; nothing where nothing is promised."""
         return {}

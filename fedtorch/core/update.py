@@ -14,6 +14,8 @@ from fedtorch.core.kept_vectors import KeptVectors
 from fedtorch.core.places import Places
 from fedtorch.core.weights import Layout
 
+RESTS = "failed:BudgetError"
+"""The status of a client that takes no part as its privacy budget is used up (`privacy.max_epsilon`)."""
 SIZE = "size"
 """The name in `Report.extra` of what a client weighs by in place of its examples, such as tokens."""
 

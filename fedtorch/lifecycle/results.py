@@ -57,7 +57,7 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
         "summary": summary(built.task, result.scores, split),
         "digest": result.digest,
         "lost": result.lost,
-        "task": built.task.record(),
+        "task": built.task.record() if built.config.privacy.kind == "none" else built.task.public_record(),
         **({"privacy": _privacy(built, result)} if result.privacy else {}),
         **({"attack": asdict(built.config.attack)} if built.config.attack.clients else {}),
     }

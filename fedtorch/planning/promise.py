@@ -5,10 +5,13 @@ from __future__ import annotations
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.client_level import ClientLevel
 from fedtorch.privacy.data_ledger import epsilon_of
+from fedtorch.privacy.record.level import OUTSIDE
+from fedtorch.privacy.record.terms import together
 from fedtorch.privacy.secure_sum.terms import threshold_of
 from fedtorch.setup.data_ledger import data_ledger
 from fedtorch.setup.mechanism import noise_of, releases_of, terms_of
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.record import silo_terms
 from fedtorch.setup.rules.sums import is_public
 
 _POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -20,6 +23,8 @@ def describe_private(plan: Plan) -> str:
     config = plan.config.privacy
     if config.kind == "none":
         return ""
+    if config.kind == "record":
+        return _describe_records(plan)
     terms = terms_of(plan, noise_of(plan))
     said = (
         f"privacy: with one client or without it (zero-out), Poisson sampling with rate {terms.rate:g} of "
@@ -44,6 +49,41 @@ def describe_private(plan: Plan) -> str:
         )
     lines += [f"  outside the guarantee: {what}" for what in ClientLevel(terms, None).outside]
     return "\n".join(lines)
+
+
+def _describe_records(plan: Plan) -> str:
+    """A row for each silo: its public numbers, ε by rounds, and when it rests."""
+    config, terms = plan.config.privacy, silo_terms(plan)
+    unit = "row" if config.unit == "row" else f"person (column {config.unit.column})"
+    said = f"privacy: of each {unit}, against the server and the other silos, by noise of each silo's own in every step"
+    if config.simulate:
+        return f"{said}\n  simulated: its noise can be computed by everybody, so nothing is promised"
+    rounds = max(1, plan.config.rounds)
+    shown = sorted({1, max(1, rounds // 2), rounds})
+    heads = ["silo", "units", "rate", "steps", "noise", "delta", *(f"epsilon, round {number}" for number in shown)]
+    rows = [
+        [
+            name,
+            str(each.units),
+            f"{each.rate:.4g}",
+            str(each.steps_in(rounds)),
+            f"{each.noise_multiplier:.4f}",
+            f"{each.delta:g}",
+            *(f"{each.epsilon(number):.4f}" for number in shown),
+        ]
+        for name, each in terms.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)]
+    for name, each in terms.items():
+        if each.max_epsilon is not None and (fits := each.rounds_within(each.max_epsilon)) < rounds:
+            lines.append(f"{name} rests after {fits} of {rounds} rounds: privacy.max_epsilon {each.max_epsilon:g}")
+    least = min(each.delta for each in terms.values())
+    if len(terms) > 1:
+        every = together(list(terms.values()), rounds)
+        lines.append(f"somebody with rows in all silos: epsilon {every:.4f} at delta {least:g}")
+    lines += [f"outside the guarantee: {what}" for what in OUTSIDE]
+    return "\n  ".join([said, *lines])
 
 
 def describe_public_sum(plan: Plan) -> str:

@@ -243,7 +243,7 @@ class ClientLevel(Mechanism):
         """Parts that the guarantee says nothing about."""
         return [*OUTSIDE, *(REVEALED[name] for name in self.settings.reveal)]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, server: ServerState) -> dict[str, Any]:
         """For results.json and whatever is made of it."""
         config, terms = self.settings, self.terms
         said: dict[str, Any] = {"kind": "client", "simulated": config.simulate}

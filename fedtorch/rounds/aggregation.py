@@ -16,10 +16,10 @@ from fedtorch.comm.sparse.allreduce import Reduced
 from fedtorch.comm.sparse.messages import Received
 from fedtorch.comm.wire import Packet
 from fedtorch.core.client import Client
-from fedtorch.core.errors import NonFiniteError, QuorumError, RefusedUpdatesError
+from fedtorch.core.errors import BudgetError, NonFiniteError, QuorumError, RefusedUpdatesError
 from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import VOID_ROUNDS
-from fedtorch.core.update import Report
+from fedtorch.core.update import RESTS, Report
 from fedtorch.rounds import replicas, slices
 from fedtorch.rounds.cohort import tell
 from fedtorch.rounds.context import RoundContext
@@ -157,7 +157,7 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
     """Note on the server what was decided.
 
     Raises:
-        NonFiniteError, QuorumError: on all ranks, when the server decided that the run must end.
+        NonFiniteError, BudgetError, QuorumError: on all ranks, when the server decided that the run must end.
     """
     clients = context.config.clients
     least = f"{context.mechanism.least(clients.min)}" + (f" of {clients.min_silos} silos" if clients.min_silos else "")
@@ -177,6 +177,12 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
         raise NonFiniteError(
             f"round {context.round + 1}: a client failed, sent NaN or infinity, an update above a limit of `clients` "
             "or numbers that cannot be true, and clients.on_failure is stop; the log names it"
+        )
+    if decision.verdict == "BudgetError":
+        raise BudgetError(
+            f"round {context.round + 1}: clients rest, as another round would pass their privacy.max_epsilon, and "
+            f"fewer than clients.min = {least} usable updates are left. All rounds before it are saved; start the run "
+            "again with a larger privacy.max_epsilon to go on"
         )
     if decision.verdict == "QuorumError":
         raise QuorumError(
@@ -245,9 +251,11 @@ def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str
     are_enough = context.mechanism.hides_clients or context.config.has_silos(report.client for report in accepted)
     enough = usable >= context.mechanism.least(config.min) and are_enough
     void_rounds = 0 if enough else int(context.server.numbers.get(VOID_ROUNDS, 0)) + 1
-    has_failed = any(report.status not in (LOST, LATE) for report, _ in refused)
+    has_failed = any(report.status not in (LOST, LATE, RESTS) for report, _ in refused)
     if has_failed and config.on_failure == "stop":
         verdict = "NonFiniteError"
+    elif not enough and any(report.status == RESTS for report, _ in refused):
+        verdict = "BudgetError"
     elif void_rounds >= QUORUM_PATIENCE:
         verdict = "QuorumError"
     else:

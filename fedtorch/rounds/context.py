@@ -146,7 +146,7 @@ def has_homes(components: RunComponents) -> bool:
     """Does every client train at its home though it keeps nothing? So a worker need not know of others' clients."""
     config = components.config
     is_fixed = config.clients.on_loss == "continue" or config.system.placement == "pinned"
-    return is_fixed or components.mechanism.hides_clients
+    return is_fixed or components.mechanism.hides_clients or components.mechanism.needs_homes
 
 
 def keeps_state(config: Config, algorithm: Algorithm, engine: Engine) -> bool:

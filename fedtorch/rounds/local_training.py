@@ -22,7 +22,7 @@ from fedtorch.core.norms import norm_and_max
 from fedtorch.core.own_frames import own_place
 from fedtorch.core.sampling import draws_of
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
-from fedtorch.core.update import Report
+from fedtorch.core.update import RESTS, Report
 from fedtorch.rounds.client_scores import CACHED_CLIENTS
 from fedtorch.rounds.cohort import draw
 from fedtorch.rounds.context import RoundContext
@@ -142,6 +142,9 @@ class ClientTrainer:
         report, failure, of_a_peer = Report(client.name), "", False
         self._steps = 0
         try:
+            if why := self.context.mechanism.rests(client.name):
+                log.warning("round %d: client %s: %s", self.context.round + 1, client.name, why)
+                return self.context.mechanism.reported(Report(client.name, status=RESTS))
             report = self._train_client(client, parts)
         except Exception as error:  # goes into the report as a name; the text may quote the client's data
             if isinstance(error, Stopped | FedtorchError) and not isinstance(error, DataError):
@@ -218,6 +221,8 @@ class ClientTrainer:
         names, received = context.algorithm.exchanged_vectors, context.vectors.by_name()
         if context.has_messages:
             names, received = (MESSAGE,), {**context.server.tensors, **received}
+        examples = self.load(client.name, "train")
+        silo = context.mechanism.work(client.name, context.round, examples)
         return ClientJob(
             client=client,
             round=context.round,
@@ -228,12 +233,13 @@ class ClientTrainer:
             engine=components.engine,
             task=components.training,
             hp=context.config.client_for(client.name),
-            examples=self.load(client.name, "train"),
+            examples=examples if silo is None else silo.hidden,
             on_step=on_step,
             first_private=private_weights(components, client.name, state),
             rounds=context.config.rounds,
             chance=self.chance(client),
             parts=parts,
+            silo=silo,
         )
 
     def _on_step(self, client: str, n: int) -> None:
@@ -252,7 +258,7 @@ class ClientTrainer:
         task = components.training
         counted = task.pop_counters(components.engine.module)
         counted = dict(zip(counted, components.engine.summed([*counted.values()]), strict=True))
-        counted |= task.counts(job.examples)
+        counted |= {} if job.silo is not None else task.counts(job.examples)
         report = job.outgoing.close(returned)
         report = replace(report, extra={**report.extra, **counted})
         if problem := report_problem(report):

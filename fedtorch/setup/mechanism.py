@@ -18,6 +18,7 @@ from fedtorch.privacy.secure_sum.openings import Openings
 from fedtorch.privacy.stream import derived
 from fedtorch.setup.data_ledger import data_ledger
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.record import make_record_level
 from fedtorch.setup.rules.sums import is_public
 
 OPENINGS = "openings.jsonl"
@@ -34,6 +35,8 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
     is_new = start is None and resume == "never"
     if plan.config.privacy.kind == "none":
         return make_plain(plan, is_server=is_server, is_new=is_new)
+    if plan.config.privacy.kind == "record":
+        return make_record_level(plan)
     if not is_server:
         return ClientLevel(terms_of(plan, 0.0), None, make_masking(plan, is_server=False))
     folder, settings = plan.config.folder / FOLDER, plan.config.privacy

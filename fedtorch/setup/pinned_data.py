@@ -113,12 +113,20 @@ def _own(
                 raise DataError(
                     f"{task.folder} has a client `{unknown[0]}`, which system.pinned gives no place; add it"
                 )
-            messages.append(_message(index, entry))
+            messages.append(_message(index, _told(config, name, entry)))
         except DataError as error:
             log.error("client %s is pinned to this rank: %s", name, error)
             messages.append(Packet(index, "numbers", status="failed"))
             problem = problem or DataError(f"client `{name}` is pinned to rank {comm.rank}: {error}")
     return messages, problem
+
+
+def _told(config: Config, name: str, entry: Entry) -> Entry:
+    """A client's entry as others get it; of one whose rows are to be hidden what is declared."""
+    if config.privacy.kind != "record" or not entry["splits"].get("train", {}).get("examples"):
+        return entry
+    shown = {split: facts for split, facts in entry["splits"].items() if "scores" in config.privacy.reveal}
+    return {"splits": {**shown, "train": {"examples": config.privacy.units.get(name, 1)}}}
 
 
 def _message(index: int, entry: Entry) -> Packet:

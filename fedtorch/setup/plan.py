@@ -17,6 +17,7 @@ from fedtorch.core.names import look_alikes
 from fedtorch.core.sampling import Sampler, cohort
 from fedtorch.rounds.placement import make_topology
 from fedtorch.rounds.topology import Topology
+from fedtorch.setup.declared import declared
 from fedtorch.tasks.base import Merged, Task
 from fedtorch.train.settings import ClientConfig
 
@@ -48,6 +49,7 @@ class Plan:
         """
         task: Task = measured(config.task, config.eval.metrics, config.task_name)
         algorithm: Algorithm = Local() if config.paradigm == "local" else config.algorithm
+        task = declared(task, config.privacy)
         training = Merged(task) if config.paradigm == "centralized" else task
         return cls(config, task, training, algorithm, training_clients(training), make_topology(config, num_ranks))
 

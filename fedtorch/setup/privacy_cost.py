@@ -11,6 +11,7 @@ from fedtorch.privacy.data_ledger import DataLedger, epsilon_of
 from fedtorch.setup.data_ledger import data_ledger
 from fedtorch.setup.mechanism import noise_of, releases_of, terms_of
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.record import silo_terms
 from fedtorch.setup.rules import check_promise
 
 Part = tuple[float, float, int]
@@ -27,7 +28,7 @@ def cost_of(configs: Iterable[Config]) -> list[str]:
     """
     found: dict[str, tuple[DataLedger | None, list[Part], list[float]]] = {}
     for config in [each for first in configs for each in (first, *companions(first).values())]:
-        if config.privacy.kind == "none" or config.privacy.simulate:
+        if config.privacy.kind != "client" or config.privacy.simulate:
             continue
         plan = Plan.of(config, 1)
         check_promise(plan)
@@ -38,6 +39,27 @@ def cost_of(configs: Iterable[Config]) -> list[str]:
         assert config.privacy.delta is not None
         deltas.append(config.privacy.delta)
     return [_line(name, *rest) for name, rest in found.items()]
+
+
+def epsilon_by_silo(config: Config) -> dict[str, float]:
+    """ε of a run that is about to begin, if all its rounds are done; empty where nothing is promised.
+
+    With `privacy.kind: record` silo -> ε at its own δ, if it takes part in every round; with `client` one number under
+    `all`. No ledger is opened.
+
+    Raises:
+        FedtorchError: the run cannot keep its promise, or its data cannot be read.
+    """
+    plan, privacy = Plan.of(config, 1), config.privacy
+    check_promise(plan)
+    if privacy.kind == "none" or privacy.simulate:
+        return {}
+    if privacy.kind == "record":
+        return {name: terms.epsilon(terms.rounds) for name, terms in silo_terms(plan).items()}
+    assert privacy.delta is not None
+    terms = terms_of(plan, noise_of(plan))
+    account = Accountant(terms.rate, terms.noise_multiplier, privacy.delta)
+    return {"all": account.epsilon(releases_of(account, config))}
 
 
 def _part(plan: Plan) -> Part:

@@ -36,7 +36,7 @@ def keep_task(config: Config, task: Task) -> None:
     if not isinstance(task, OwnTask):
         return
     kept = config.folder / TASK
-    if is_pinned(config) or config.privacy.kind == "client":
+    if is_pinned(config) or config.privacy.kind != "none":
         shutil.rmtree(kept, ignore_errors=True)
         return
     source = task.folder

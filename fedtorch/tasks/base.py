@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from fedtorch.core.errors import ConfigError
+
 Scores = dict[str, tuple[float, int]]
 
 SERVER = "server"
@@ -63,6 +65,21 @@ class Task:
 
     def load(self, client: str, split: str) -> Sequence[Any]:
         """The client's examples, ready to be collated; called only where the client runs."""
+        raise NotImplementedError
+
+    def with_persons(self, column: str) -> Task:
+        """This task with rows that say which person they are about, by a column of their source (`privacy.unit`).
+
+        Raises:
+            ConfigError: its rows have no columns.
+        """
+        raise ConfigError(
+            f"privacy.unit names the column {column!r} but the rows of the task {type(self).__name__} have none; set "
+            "privacy.unit to row, or use data of your own"
+        )
+
+    def persons(self, client: str) -> Sequence[str]:
+        """Which person each training row of the client is about, in the order of `load`; after `with_persons`."""
         raise NotImplementedError
 
     def build_model(self, seed: int) -> nn.Module:
@@ -259,6 +276,10 @@ class Task:
 
     def record(self) -> dict[str, Any]:
         """Facts about data and model for the run's record."""
+        return {}
+
+    def public_record(self) -> dict[str, Any]:
+        """Those of `record` that count no rows, for runs that promise not to tell of these; by default none."""
         return {}
 
 

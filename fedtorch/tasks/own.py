@@ -19,9 +19,10 @@ from fedtorch.core.ranges import Count
 from fedtorch.core.update import SIZE
 from fedtorch.data.folder import read_rows
 from fedtorch.data.own.keys import OwnData
+from fedtorch.data.own.persons import OfPersons
 from fedtorch.data.own.prepare import prepare
 from fedtorch.data.own.prepared_folder import folder_for
-from fedtorch.data.own.rows import Form, is_file
+from fedtorch.data.own.rows import PERSON, Form, is_file
 from fedtorch.models.adapters.lora import has_adapter
 from fedtorch.models.adapters.saved import base_digests, bases_elsewhere, save_adapted, saved_keys
 from fedtorch.models.auto import AnyModel, Head, longest_input
@@ -81,6 +82,18 @@ class OwnTask(InFolder):
         """Columns that a row must have."""
         raise NotImplementedError
 
+    def kept_form(self) -> Form:
+        """Columns that a prepared row keeps: those of `form`, and the person where one is asked for."""
+        return self.form() if self.data.person is None else OfPersons(self.form())
+
+    def with_persons(self, column: str) -> Self:
+        """This task with the column that says which person a row is about."""
+        return replace(self, data=replace(self.data, person=column))
+
+    def persons(self, client: str) -> list[str]:
+        """Which person each training row is about."""
+        return [str(row[PERSON]) for row in self.rows(client, "train")]
+
     def label_of(self, row: Mapping[str, Any]) -> Any:
         """The label of a converted row, for rules that look at labels; None where there is none."""
         return None
@@ -109,7 +122,7 @@ class OwnTask(InFolder):
         settings = self._row_settings()
         train = partial(train_subwords, size=self.data.tokenizer_size) if settings["vocabulary"] else None
         return prepare(
-            folder, self.kind, self.data, self.form(), label_of=self.label_of, train=train, settings=settings
+            folder, self.kind, self.data, self.kept_form(), label_of=self.label_of, train=train, settings=settings
         )
 
     def _row_settings(self) -> dict[str, Any]:
@@ -166,6 +179,12 @@ class OwnTask(InFolder):
         found = {"data": self.prepared.get("record", {}), "vocabulary": len(self.vocabulary)}
         labels = {name: entry["labels"] for name, entry in self.prepared["clients"].items() if entry.get("labels")}
         return found | ({"labels": labels} if 0 < len(labels) <= LABELLED_CLIENTS else {})
+
+    def public_record(self) -> dict[str, Any]:
+        """By which keys the data were made."""
+        made = self.prepared.get("record", {})
+        data = {key: made[key] for key in ("options", "settings") if key in made}
+        return {"data": data, "vocabulary": len(self.vocabulary)}
 
     def trained(self, folder: Path) -> Self:
         """This task with the model, tokenizer and labels that a run has written into `folder`; its data are not read.
@@ -351,7 +370,9 @@ class OwnTask(InFolder):
         return {}
 
     def summary(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
-        """`figures` of all rows together, and of each client's."""
+        """`figures` of all rows together, and of each client's; nothing where nobody was evaluated."""
+        if not scores:
+            return {}
         each = {client: self.figures(pooled({client: found})) for client, found in scores.items()}
         return {"pooled": self.figures(pooled(scores)), "clients": each}
 

@@ -117,7 +117,7 @@ def row_ids_of(task: OwnTask, scratch: Path | None = None) -> dict[str, list[str
         ConfigError, DataError: the rows cannot be read or dealt.
     """
     with TemporaryDirectory(prefix=".rows-", dir=scratch) as folder:
-        parts, ids = partition_of(task.data, task.form(), Path(folder), task.label_of)
+        parts, ids = partition_of(task.data, task.kept_form(), Path(folder), task.label_of)
     return {client: [ids[row] for row in rows.tolist()] for client, rows in parts.items()}
 
 

@@ -12,6 +12,8 @@ def promise(said: Mapping[str, Any]) -> str:
     """One sentence. said: `privacy` of results.json; empty where nothing was promised."""
     if not said:
         return NOTHING
+    if said["kind"] == "record":
+        return _of_records(said)
     kind = f"{said['noise']} " if said.get("noise", "normal") != "normal" else ""
     noise = f"{kind}noise multiplier {said['noise_multiplier']:.6g}, clip {said['clip']}"
     how = f"{said['sampling']}, {noise}"
@@ -33,4 +35,21 @@ def _of_data(said: Mapping[str, Any]) -> str:
     return (
         f"epsilon {data['epsilon']:.4f} at delta {data['delta']:g} of its data, on which {runs} had released "
         f"{data['releases']} sums when it ended"
+    )
+
+
+def _of_records(said: Mapping[str, Any]) -> str:
+    """Silo by silo: a unit is protected by its own silo's noise, whatever the others do."""
+    outside = f"Outside the guarantee: {'; '.join(said['outside'])}"
+    how = f"{said['relation']}; Poisson batches, noise of each silo's own in every step, clip {said['clip']}"
+    if said["simulated"]:
+        return f"simulated: nothing is promised, as everybody can compute the noise ({how}). {outside}"
+    silos = "; ".join(
+        f"{name}: epsilon {each['epsilon']:.4f} at delta {each['delta']:g} ({each['steps']} steps, rate "
+        f"{each['rate']:.6g}, noise multiplier {each['noise_multiplier']:.6g})"
+        for name, each in said["silos"].items()
+    )
+    return (
+        f"differential privacy of each {said['unit']}, by silo: {silos} ({how}; {said['accountant']}), against the "
+        f"server, the other silos and everybody who sees the model and the records. {outside}"
     )

@@ -212,13 +212,31 @@ class Engine(InitialVectors):
         self.collect_gradients()
         # where every rank computes everything, all ranks find the same overflows
         self._precision.unscale_gradients(self._optimizer, None if self.owners is None else self.worker)
+        penalty = self._take_step(before_step)
+        return total, torch.zeros_like(total) if penalty is None else penalty
+
+    def step_along(self, gradient: Tensor, before_step: GradientHook | None = None) -> Tensor:
+        """One optimiser step along a gradient that was computed elsewhere; returns the penalty, as `step` does.
+
+        gradient: flat over `trained`, one after the other, fp32 on the CPU. Nothing is unscaled, so not with fp16.
+        """
+        assert self._optimizer is not None and self._schedule is not None, "start() comes first"
+        there = gradient.to(self.device)
+        for parameter, part in zip(self.trained, there.split([p.numel() for p in self.trained]), strict=True):
+            parameter.grad = part.view_as(parameter).clone()
+        penalty = self._take_step(before_step)
+        return torch.zeros((), device=self.device) if penalty is None else penalty
+
+    def _take_step(self, before_step: GradientHook | None) -> Tensor | None:
+        """The rest of a step whose gradients are there: the hook, the limit on their norm, optimiser and schedule."""
+        assert self._optimizer is not None and self._schedule is not None
         penalty = before_step(self) if before_step is not None else None
         if self._max_grad_norm is not None:
             clip_gradients(self.worker, self.owners, self.trained_by_name(), self._max_grad_norm)
         self._precision.take_step(self._optimizer)
         self._schedule.step()
         self.clear_gradients()
-        return total, torch.zeros_like(total) if penalty is None else penalty
+        return penalty
 
     def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
         """Add one micro-batch's gradient / `divisor`; returns its mean loss / `divisor`, detached.

@@ -6,17 +6,22 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, Protocol, cast
 
+import torch
 from torch import Tensor, nn
 
 from fedtorch.core import state_keys as keys
 from fedtorch.core.client import Client, ClientState
+from fedtorch.core.errors import UpdateError
 from fedtorch.core.seeds import seed_for
+from fedtorch.core.silo_work import SiloWork
 from fedtorch.train.batches import Batching, SplitBatch, StepPlan
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.lengths import Lengths
 from fedtorch.train.loop import LossCurve, Step, train
+from fedtorch.train.noised import train_noised
 from fedtorch.train.outgoing import Outgoing
 from fedtorch.train.settings import ClientConfig
 
@@ -72,6 +77,8 @@ class ClientJob:
     """that the client is drawn for a round"""
     parts: int = 1
     """into how many every micro-batch is cut, to be held in memory one by one"""
+    silo: SiloWork | None = None
+    """where each step is noised: the rows, and how; `examples` tells but how many are declared then"""
 
     def seed(self, purpose: str) -> int:
         """The seed for one purpose of this client in this round."""
@@ -165,20 +172,58 @@ class ClientJob:
         plans = self.plans(len(examples), purpose=purpose, epochs=epochs, data=data)
         if run_steps is None:
             run_steps = self.steps_of_the_run(len(examples), epochs=epochs)
-        self._start(weights, hp, purpose, planned=len(plans), run_steps=run_steps)
-        curve = train(
-            self.engine,
-            self.collated(plans, examples),
-            self.task.loss,
-            before_step=before_step,
-            after_step=self.on_step,
-        )
+        start = partial(self._start, weights, hp, purpose, planned=len(plans), run_steps=run_steps)
+        if self.silo is None:
+            start()
+            steps = self.collated(plans, examples)
+            curve = train(self.engine, steps, self.task.loss, before_step=before_step, after_step=self.on_step)
+        elif data is not None:
+            raise UpdateError("with privacy.kind record a client trains on its own rows alone")
+        else:
+            facts = self._facts(weights, hp, len(plans), run_steps)
+            curve = self._train_noised(self.silo, plans, purpose, facts, start, before_step)
         if hp.schedule_span == "run":
             self.state.numbers[keys.steps(purpose)] = self._taken(purpose) + len(plans)
         if hp.optimizer_state == "keep":
             self._keep_optimizer(purpose)
         self.keep_private()
         return replace(curve, over_budget=self._over_budget(examples))
+
+    def _train_noised(
+        self,
+        silo: SiloWork,
+        plans: Sequence[StepPlan],
+        purpose: str,
+        facts: Sequence[bytes | memoryview],
+        start: Callable[[], None],
+        before_step: GradientHook | None,
+    ) -> LossCurve:
+        """As many noised steps as were planned."""
+        return train_noised(
+            self.engine,
+            self.task,
+            silo,
+            plans,
+            client=self.client.name,
+            purpose=purpose,
+            facts=facts,
+            start=start,
+            parts=self.parts,
+            before_step=before_step,
+            after_step=self.on_step,
+        )
+
+    def _facts(self, weights: Tensor, hp: ClientConfig, planned: int, run_steps: int) -> list[bytes | memoryview]:
+        """All that a noised training begins with: what was received, kept and set."""
+        tensors = {"": weights, **self.received, **self.state.tensors}
+        if self.private is not None:
+            tensors["own"] = self.private
+        found: list[bytes | memoryview] = []
+        for name in sorted(tensors):
+            values = tensors[name].detach().reshape(-1).contiguous().view(torch.uint8).numpy()
+            found += [name.encode(), values.data]
+        numbers = sorted(self.state.numbers.items())
+        return [*found, repr((numbers, hp, planned, run_steps, self.round)).encode()]
 
     def keep_private(self) -> None:
         """Put the engine's private weights into the client's state."""

@@ -70,6 +70,8 @@ class OwnData:
     """all labels there are, in the order of their numbers; empty: those of the rows, sorted"""
     id: str | None = None
     """a column that tells rows apart; null: their content does"""
+    person: str | None = None
+    """a column that says which person a row is about; set by `privacy.unit`"""
     seed: Whole = 42
     """of whatever is drawn of partition and splits; not the run's, so that runs differ in the seed alone"""
     skip_bad_rows: Whole = 0
@@ -101,7 +103,7 @@ class OwnData:
         found = {key: value for key, value in asdict(self).items() if key != "prepared"}
         if not self.splits.stratify:
             del found["splits"]["stratify"]
-        usual = {"separator": None, "encoding": "utf-8", "format": None, "decimal": "."}
+        usual = {"person": None, "separator": None, "encoding": "utf-8", "format": None, "decimal": "."}
         return {key: value for key, value in found.items() if key not in usual or value != usual[key]}
 
     def reads(self, path: str) -> bool:
@@ -121,5 +123,6 @@ class OwnData:
             clients=ClientRule(by="file"),
             splits=SplitRule(0.0, 0.0),
             id=None,
+            person=None,
             prepared=None,
         )

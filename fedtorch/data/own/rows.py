@@ -17,6 +17,8 @@ from fedtorch.data.own.source import Table, column_names, rows_of
 
 OWNER, ID, SPLIT = "client", "id", "split"
 """Roles of columns that no task has."""
+PERSON = "person"
+"""Role of the column that says which person a row is about, and its name in a prepared row."""
 NAMED = 20
 """Rows that messages name at most."""
 SPLIT_NAMES = {**{name: name for name in SPLITS}, "validation": "dev", "valid": "dev", "val": "dev"}
@@ -80,6 +82,8 @@ def columns_of(tables: Sequence[Table], data: OwnData, form: Form) -> dict[str, 
     wanted = {role: data.columns.get(role, role) for role in roles if role in data.columns or role in form.required}
     wanted |= {role: role for role in form.optional if role not in wanted and role in there}
     keys = {role: f"task.data.columns.{role}" for role in wanted}
+    if data.person is not None and PERSON in form.required:
+        wanted[PERSON], keys[PERSON] = data.person, "privacy.unit.column"
     for role, column, key in (
         (OWNER, owner if owner not in (None, "file") else None, "task.data.clients.by"),
         (ID, data.id, "task.data.id"),

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedtorch.config.schema import Config
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.rules import algorithm, attacks, clients, engine, evaluation, privacy, sums, vectors
+from fedtorch.setup.rules import algorithm, attacks, clients, engine, evaluation, privacy, record, sums, vectors
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.train.engine import Engine
 
@@ -21,6 +21,8 @@ SUBJECTS: tuple[Subject, ...] = (
     vectors.SUBJECT,
     evaluation.SUBJECT,
     privacy.SUBJECT,
+    record.ALWAYS,
+    record.SUBJECT,
     sums.CLIP,
     sums.PUBLIC,
     sums.PREVIOUS,
@@ -55,7 +57,7 @@ def check_promise(plan: Plan) -> None:
     Raises:
         ConfigError: of the first rule that is broken.
     """
-    check_plan(plan, (privacy.SUBJECT, sums.CLIP, sums.PUBLIC))
+    check_plan(plan, (privacy.SUBJECT, record.SUBJECT, sums.CLIP, sums.PUBLIC))
 
 
 def check_module(config: Config, module: nn.Module) -> None:

@@ -13,10 +13,16 @@ from fedtorch.setup.rules.sums import the_sum_is_enough
 WHY = "privacy.kind is client but "
 
 
+def why(plan: Plan) -> str:
+    """How the errors of rules begin that several kinds of privacy share."""
+    return f"privacy.kind is {plan.config.privacy.kind} but "
+
+
 def what_it_needs_is_installed(plan: Plan) -> None:
     """Refuse privacy without the accountant and the cipher, an extra of the package."""
+    kind = plan.config.privacy.kind
     require(
-        "privacy.kind: client", "dp_accounting", "cryptography", extra="privacy", instead="set privacy.kind to none"
+        f"privacy.kind: {kind}", "dp_accounting", "cryptography", extra="privacy", instead="set privacy.kind to none"
     )
 
 
@@ -73,8 +79,9 @@ def fixed_factors_are_nobodys(plan: Plan) -> None:
     public = None if adapter is None else adapter.public_rows
     if public is not None and plan.task.data.reads(public):  # type: ignore[attr-defined]  # of one's own
         raise ConfigError(
-            f"{WHY}task.model.adapter.public_rows is {public!r}, which is among the clients' own rows: factors that "
-            "are fitted to them would be released without noise; name rows that are nobody's secret, or remove the key"
+            f"{why(plan)}task.model.adapter.public_rows is {public!r}, which is among the clients' own rows: factors "
+            "that are fitted to them would be released without noise; name rows that are nobody's secret, or remove "
+            "the key"
         )
 
 
@@ -93,20 +100,20 @@ def nobody_is_evaluated(plan: Plan) -> None:
     config = plan.config.eval
     if "scores" in plan.config.privacy.reveal:
         return
-    why = "which shows how clients' own data fit the model; remove it, or add scores to privacy.reveal"
+    shows = "which shows how clients' own data fit the model; remove it, or add scores to privacy.reveal"
     for key, value, plain in (
         ("point", config.point, "received"),
         ("best", config.best, "together"),
         ("per_example", config.per_example, False),
     ):
         if value != plain:
-            raise ConfigError(f"{WHY}eval.{key} is {str(value).lower()}, {why}")
+            raise ConfigError(f"{why(plan)}eval.{key} is {str(value).lower()}, {shows}")
     if config.patience is not None and not any(
         sizes.get(config.split) and not sizes.get("train") for sizes in plan.task.manifest().values()
     ):
         raise ConfigError(
-            f"{WHY}eval.patience is {config.patience}: the run would end by scores of clients that train, as there are "
-            f"no rows of `{config.split}` without an owner; set it to null, or add scores to privacy.reveal"
+            f"{why(plan)}eval.patience is {config.patience}: the run would end by scores of clients that train, as "
+            f"there are no rows of `{config.split}` without an owner; set it to null, or add scores to privacy.reveal"
         )
 
 
@@ -120,7 +127,7 @@ def a_moving_clip_has_enough_noise(plan: Plan) -> None:
 
 SUBJECT = Subject(
     "Privacy of clients",
-    applies=lambda plan: plan.config.privacy.kind != "none",
+    applies=lambda plan: plan.config.privacy.kind == "client",
     of_plan=(
         what_it_needs_is_installed,
         something_is_released,

@@ -1,0 +1,1 @@
+"""Privacy of rows and of persons: noise of each silo's own, in every step."""

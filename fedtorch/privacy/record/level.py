@@ -1,0 +1,225 @@
+"""Differential privacy of rows, or of persons: each silo adds noise of its own to every step (DP-SGD).
+
+What leaves a silo is a function of what it received, of public numbers, of its own coins and of noised sums, so its ε
+holds against the server and the other silos, and whatever they do. Abadi et al. 2016, arXiv 1607.00133.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.mechanism import Mechanism, RoundFacts
+from fedtorch.core.server import ServerState
+from fedtorch.core.silo_work import SiloWork
+from fedtorch.core.update import Report
+from fedtorch.privacy.record.silo import Silo
+from fedtorch.privacy.record.steps import LIMIT, NoisedSteps, Place
+from fedtorch.privacy.record.terms import RELATION, SiloTerms, epsilon_of
+from fedtorch.privacy.settings import Persons, PrivacyConfig
+
+STEPS = "noised_steps"
+"""The number of a report that counts all of the silo's steps in this run that have left, those of repetitions too."""
+_OF_SILO = "privacy/steps/"
+OUTSIDE = (
+    "vocabularies, tokenizers, label sets, clusters and partitions that were fitted to rows",
+    "which silos take part, and how long their rounds take",
+    "a silo's own administrator, who has the rows",
+)
+"""What the guarantee says nothing about, in every run."""
+REVEALED = "silos' scores, and the choice of the best round by them (privacy.reveal)"
+
+
+Units = Callable[[str, Sequence[Any]], Sequence[Sequence[int]]]
+"""units(client, examples): of each unit its places among the client's training rows."""
+
+
+class RecordLevel(Mechanism):
+    """The mechanism of `privacy.kind: record`; a silo's key and ledger are asked for where it trains, and nowhere else.
+
+    What of a report reaches the server is public, or a function of noised steps: status, norm, and numbers of steps.
+    """
+
+    needs_homes = True
+
+    def __init__(
+        self,
+        terms: Mapping[str, SiloTerms],
+        settings: PrivacyConfig,
+        open_silo: Callable[[str], Silo],
+        units: Units,
+        kept: Sequence[str] = (),
+    ) -> None:
+        """open_silo: the files of a client that trains here. units: whose its rows are.
+
+        kept: names of further numbers of reports that follow from noised steps and public numbers alone.
+        """
+        self.terms, self.settings, self._kept = dict(terms), settings, frozenset(kept)
+        self.shows_losses = False
+        self.shows_scores = "scores" in settings.reveal
+        self._open_silo, self._units = open_silo, units
+        self._silos: dict[str, Silo] = {}
+        self._digests: dict[str, bytes] = {}
+        self._taken: dict[str, int] = {}
+
+    # --- where a client trains
+
+    def silo(self, client: str) -> Silo:
+        """The client's key and ledger.
+
+        Raises:
+            CheckpointError: they are damaged, or not for their owner alone.
+        """
+        if client not in self._silos:
+            self._silos[client] = self._open_silo(client)
+        return self._silos[client]
+
+    def rests(self, client: str) -> str:
+        """Why the client takes no part in the next round, as one more would pass its `max_epsilon`; empty: it does."""
+        terms = self.terms[client]
+        if terms.max_epsilon is None:
+            return ""
+        needed = epsilon_of([*self.silo(client).parts(), terms.part(terms.steps)], terms.delta)
+        if needed <= terms.max_epsilon:
+            return ""
+        return (
+            f"another round would come to epsilon {needed:.4f} of its rows, above privacy.max_epsilon "
+            f"{terms.max_epsilon:g}; it rests"
+        )
+
+    def work(self, client: str, round: int, examples: Sequence[Any]) -> SiloWork:
+        """Steps of the client in a round, each of which is noised.
+
+        Raises:
+            ConfigError: it has more units than its declared number allows.
+        """
+        silo, terms, settings = self.silo(client), self.terms[client], self.settings
+        units = self._units(client, examples)
+        if len(units) > LIMIT * terms.units:
+            raise ConfigError(too_many(client, len(units), terms.units))
+        if client not in self._digests:
+            self._digests[client] = digest_of_rows(examples, units)
+        about = [self._digests[client], repr((terms, settings.unit, settings.noise, self.max_rows)).encode()]
+
+        def begin(purpose: str, facts: Iterable[bytes | memoryview]) -> NoisedSteps:
+            return NoisedSteps(silo, terms, Place(round, purpose), settings.noise, [*about, *facts])
+
+        return SiloWork(examples, units, terms.units, self.max_rows, settings.per_unit, settings.physical, begin)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of a unit in a step."""
+        unit = self.settings.unit
+        return unit.max_rows if isinstance(unit, Persons) else 1
+
+    def reported(self, report: Report) -> Report:
+        """Its status, the update's norm, which is that of noised numbers, steps, and the declared number of units."""
+        kept = {name: report.extra[name] for name in self._kept & report.extra.keys()}
+        if report.client in self._silos:
+            kept[STEPS] = float(
+                sum(steps for *_, steps in self.silo(report.client).parts(self.silo(report.client).run))
+            )
+        found = Report(report.client, report.status, norm=report.norm, max_abs=report.max_abs, extra=kept)
+        if report.status != "ok":
+            return found
+        return replace(found, examples=self.terms[report.client].units, steps=report.steps)
+
+    # --- on the server
+
+    def release(self, round: int, total: Tensor, server: ServerState, places: Any) -> Tensor | None:
+        """As it is: every update is private alone; how many steps they are of is kept for the account."""
+        self._see(server.accepted)
+        server.numbers.update({_OF_SILO + name: steps for name, steps in self._taken.items()})
+        return total
+
+    def facts(self, round: int, facts: RoundFacts) -> RoundFacts:
+        """How many silos took part, ε of each so far and the norms of their updates; of losses nothing is known."""
+        self._see(facts.reports or ())
+        figures = dict(facts.figures)
+        shown = [("", "simulated privacy")]
+        if not self.settings.simulate and self._taken:
+            spent = {name: self._epsilon(name) for name in self._taken}
+            figures |= {f"privacy/epsilon/{name}": value for name, value in spent.items()}
+            shown = [("largest ε", f"{max(spent.values()):.4f}")]
+        ok = [report for report in facts.reports or () if report.status == "ok"]
+        figures |= {f"privacy/norm/{report.client}": report.norm for report in ok}
+        return RoundFacts(None, figures={**figures, "privacy/silos": float(len(ok))}, shown=shown)
+
+    def summary(self, server: ServerState) -> dict[str, Any]:
+        """For results.json and whatever is made of it."""
+        for name in self.terms:
+            self._taken.setdefault(name, int(server.numbers.get(_OF_SILO + name, 0)))
+        config = self.settings
+        said: dict[str, Any] = {"kind": "record", "simulated": config.simulate}
+        silos = {}
+        for name, terms in self.terms.items():
+            told = {} if config.simulate else {"epsilon": self._epsilon(name), "steps": self._taken[name]}
+            silos[name] = {**terms.record(), **told}
+        unit = config.unit
+        return said | {
+            "unit": "row" if unit == "row" else f"person (column {unit.column}, {unit.max_rows} rows at most)",
+            "relation": RELATION,
+            "silos": silos,
+            "clip": config.first_clip,
+            "noise": config.noise,
+            "accountant": f"privacy loss distribution, dp-accounting {version('dp-accounting')}",
+            "outside": self.outside,
+        }
+
+    @property
+    def outside(self) -> list[str]:
+        """Parts that the guarantee says nothing about."""
+        return [*OUTSIDE, *([REVEALED] if self.shows_scores else [])]
+
+    def _see(self, reports: Sequence[Report]) -> None:
+        for report in reports:
+            if STEPS in report.extra:
+                self._taken[report.client] = max(self._taken.get(report.client, 0), int(report.extra[STEPS]))
+
+    def _epsilon(self, name: str) -> float:
+        terms = self.terms[name]
+        return epsilon_of([terms.part(self._taken[name])], terms.delta)
+
+
+def too_many(client: str, there: int, declared: int) -> str:
+    """Say at the silo, and nowhere else, that it has more units than its sums are made for."""
+    return (
+        f"client {client} has {there} units, and privacy.units declares {declared}; sums are exact for {LIMIT} times "
+        f"these at most: set privacy.units.{client} to about {there}"
+    )
+
+
+def digest_of_rows(examples: Sequence[Any], units: Sequence[Sequence[int]]) -> bytes:
+    """Digest all that a silo trains on, and whose it is."""
+    hasher = hashlib.blake2b()
+    for part in (*_bytes_of(list(examples)), repr([list(unit) for unit in units]).encode()):
+        hasher.update(len(part).to_bytes(8, "big"))
+        hasher.update(part)
+    return hasher.digest()
+
+
+def _bytes_of(value: Any) -> Iterator[bytes | memoryview]:
+    """All that a row has, in one order."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray):
+        yield from (str((value.dtype, value.shape)).encode(), np.ascontiguousarray(value).view(np.uint8).data)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for known in fields(value):
+            yield from _bytes_of(getattr(value, known.name))
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=repr):
+            yield from (repr(key).encode(), *_bytes_of(value[key]))
+    elif isinstance(value, list | tuple) and any(not isinstance(each, int | str) for each in value):
+        yield repr((type(value).__name__, len(value))).encode()
+        for each in value:
+            yield from _bytes_of(each)
+    else:
+        yield repr(value).encode()

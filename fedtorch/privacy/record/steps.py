@@ -1,0 +1,139 @@
+"""Noised steps of one training: who is in a batch, what of a gradient counts, and the noise on their sum.
+
+    B = {u: uniform(u) < q},  k_u = trunc(g_u · min(1, C/‖g_u‖) · 2^e),  S = Σ k_u,
+    G = (S + rint(z · C · 2^e · g)) · 2^-e / (q · units)
+
+All randomness comes from the silo's key. Let h_0 be a keyed digest of what the training begins with, and h_s one of
+h_{s-1} and S. Batch and coins of step s are drawn under h_{s-1}, its noise under h_s: the same step has the same bits,
+and noise is never put on two sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from fedtorch.core.norms import CHUNK, norm_and_max
+from fedtorch.privacy.clip import MARGIN
+from fedtorch.privacy.noise import ADD
+from fedtorch.privacy.record.silo import Silo, Training
+from fedtorch.privacy.record.terms import SiloTerms
+from fedtorch.privacy.stream import Stream, chosen, derived
+
+LIMIT = 2
+"""The most units that a silo may have, as a multiple of what it declares: sums of so many are exact."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which training of a run it is."""
+
+    round: int
+    """from 0"""
+    purpose: str
+    """of several trainings in a round"""
+
+
+class NoisedSteps:
+    """One attempt at a training."""
+
+    def __init__(self, silo: Silo, terms: SiloTerms, place: Place, noise: str, facts: Iterable[bytes | memoryview]):
+        """noise: as `privacy.noise`. facts: all that the training begins with, in an order that is always the same."""
+        self._silo, self._terms, self._place, self._noise = silo, terms, place, noise
+        self._digest_key = derived(silo.key, "record digest")
+        self._start = self._last = self._digest(facts)
+        self._attempt = silo.attempt(self._start)
+        self._step = 0
+
+    @property
+    def exponent(self) -> int:
+        """e."""
+        return self._terms.exponent
+
+    def batch(self, units: int) -> list[int]:
+        """Which of so many units are in the next step's batch, each by itself with probability q; often none."""
+        return list(chosen(self._stream("batch"), units, self._terms.rate))
+
+    def coins(self, purpose: str = "coins") -> int:
+        """A seed of 63 bits for all that is drawn in the next step beside batch and noise: dropout, masked words."""
+        return int(self._stream(purpose).integers(1)[0] >> np.uint64(1))
+
+    def rows(self, unit: int, rows: int, most: int) -> list[int]:
+        """Which of a person's rows count in the next step: `most` of them, ascending; all where there are no more."""
+        if rows <= most:
+            return list(range(rows))
+        order = np.argsort(self._stream(f"rows {unit}").integers(rows), kind="stable")
+        return sorted(order[:most].tolist())
+
+    def add(self, total: npt.NDArray[np.float64], gradient: Tensor) -> None:
+        """Add a unit's gradient, flat on the CPU, to the step's sum; one that is not finite adds nothing."""
+        add_bounded(total, gradient, self._terms.clip, self.exponent)
+
+    def release(self, total: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The step's noised gradient, of the sum of its bounded ones, in whose place it is written."""
+        self._last = self._digest([self._last.encode(), total.view(np.uint8).data])
+        terms, exponent = self._terms, self.exponent
+        ADD[self._noise](total, terms.noise_multiplier * math.ldexp(terms.clip, exponent), self._stream("noise"))
+        self._step += 1
+        total *= math.ldexp(1.0, -exponent) / terms.batch
+        return total
+
+    def may_leave(self) -> bool:
+        """The training is over. False: it is to be done again, as what left from this start was something else.
+
+        Raises:
+            CheckpointError: the ledger refuses.
+        """
+        terms, silo = self._terms, self._silo
+        if not self._step:
+            return True
+        return silo.enter(
+            Training(
+                silo.run,
+                self._place.round,
+                self._place.purpose,
+                self._attempt,
+                self._start,
+                self._last,
+                self._step,
+                terms.rate,
+                terms.noise_multiplier,
+            )
+        )
+
+    def _stream(self, purpose: str) -> Stream:
+        about = f"record {purpose}/{self._place.purpose}/{self._step}/{self._last}"
+        return Stream(derived(self._silo.key, about, self._place.round, self._attempt))
+
+    def _digest(self, parts: Iterable[bytes | memoryview]) -> str:
+        hasher = hmac.new(self._digest_key, digestmod=hashlib.blake2b)
+        for part in parts:
+            hasher.update(len(part).to_bytes(8, "big"))
+            hasher.update(part)
+        return hasher.hexdigest()[:64]
+
+
+def add_bounded(total: npt.NDArray[np.float64], gradient: Tensor, clip: float, exponent: int) -> float:
+    """Add k = trunc(g · min(1, C/‖g‖) · 2^e), of norm C·2^e at most, to a sum of whole numbers; returns ‖g‖.
+
+    A gradient that is not finite adds nothing: its unit is left out (0 · NaN would be NaN). gradient: flat, on the CPU,
+    fp32 or float64.
+    """
+    norm, _ = norm_and_max(gradient)
+    if not math.isfinite(norm):
+        return norm
+    share = 1.0 if norm <= clip * (1 - MARGIN) else clip / norm * (1 - MARGIN)
+    factor, values = np.float64(math.ldexp(share, exponent)), gradient.detach().numpy()
+    for start in range(0, len(values), CHUNK):
+        exact = np.multiply(values[start : start + CHUNK], factor, dtype=np.float64)
+        np.trunc(exact, out=exact)
+        part = total[start : start + CHUNK]
+        np.add(part, exact, out=part)
+    return norm

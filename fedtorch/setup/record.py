@@ -1,0 +1,93 @@
+"""Privacy of rows and persons, from a config: every silo's public numbers, and where its key and ledger lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from fedtorch.config.schema import Config
+from fedtorch.core.client import folder_name
+from fedtorch.core.errors import ConfigError
+from fedtorch.privacy.ledger import FOLDER
+from fedtorch.privacy.record.level import RecordLevel
+from fedtorch.privacy.record.silo import Silo
+from fedtorch.privacy.record.terms import SiloTerms, noise_for
+from fedtorch.privacy.settings import Persons
+from fedtorch.setup.plan import Plan
+from fedtorch.tasks.prepared import InFolder
+from fedtorch.train.batches import Batching
+
+SILOS = ".privacy"
+"""Of the folder beside a folder of data, after that one's name, in which each silo has its key and its ledger."""
+
+
+def silo_terms(plan: Plan) -> dict[str, SiloTerms]:
+    """Client -> its terms; where ε is given with the least noise multiplier that keeps it over all rounds."""
+    trainings = plan.algorithm.limits.trainings
+    return {client.name: _terms(plan.config, client.name, trainings) for client in plan.clients}
+
+
+def _terms(config: Config, name: str, trainings: int) -> SiloTerms:
+    """A silo's terms, with so many trainings in a round."""
+    hp, own, units = config.client_for(name), config.privacy.of_silo(name), config.privacy.units[name]
+    epoch = trainings * Batching(hp.batch_size).steps_per_epoch(units)
+    steps = hp.steps * trainings if hp.steps else (hp.epochs or 1) * epoch
+    most = None if hp.total_epochs is None else hp.total_epochs * epoch
+    total = steps * max(1, config.rounds) if most is None else min(steps * max(1, config.rounds), most)
+    z = own.noise_multiplier
+    assert own.delta is not None and isinstance(config.privacy.clip, float | int)
+    if hp.batch_size > units:
+        raise ConfigError(
+            f"client.batch_size is {hp.batch_size} but privacy.units.{name} is {units}: a unit is in a batch with "
+            "probability batch_size / units; set client.batch_size lower"
+        )
+    if z is None:
+        assert own.epsilon is not None
+        z = noise_for(own.epsilon, silo=name, units=units, batch=hp.batch_size, steps=total, delta=own.delta)
+    clip = float(config.privacy.clip)
+    return SiloTerms(
+        name, units, hp.batch_size, steps, max(1, config.rounds), z, clip, own.delta, own.max_epsilon, most
+    )
+
+
+def make_record_level(plan: Plan) -> RecordLevel:
+    """Make the mechanism; a silo's files are opened, or made, where it trains."""
+    config, task = plan.config, plan.training
+
+    def open_silo(client: str) -> Silo:
+        settings = config.privacy
+        if settings.simulate:
+            return Silo(sha256(f"fedtorch simulated silo {settings.seed} {client}".encode()).digest(), None)
+        return Silo.open(silos_folder(plan) / folder_name(client), str(config.folder.resolve()))
+
+    def units(client: str, examples: Sequence[Any]) -> Sequence[Sequence[int]]:
+        if not isinstance(config.privacy.unit, Persons):
+            return [(place,) for place in range(len(examples))]
+        return by_person(task.persons(client))
+
+    kept = plan.algorithm.limits.public_numbers
+    return RecordLevel(silo_terms(plan), config.privacy, open_silo, units, kept)
+
+
+def silos_folder(plan: Plan) -> Path:
+    """Where silos have their keys and ledgers: as `privacy.ledger` says, beside the data, or in the run's folder.
+
+    The last where data lie in no folder here, as a task makes them up.
+    """
+    config = plan.config
+    if config.privacy.ledger is not None:
+        return Path(config.privacy.ledger)
+    if isinstance(plan.task, InFolder):
+        folder = plan.task.folder.resolve()
+        return folder.with_name(folder.name + SILOS)
+    return config.folder / FOLDER / "silos"
+
+
+def by_person(persons: Sequence[str]) -> list[tuple[int, ...]]:
+    """Places of each person's rows, persons in the order of their first rows."""
+    found: dict[str, list[int]] = {}
+    for place, person in enumerate(persons):
+        found.setdefault(person, []).append(place)
+    return [tuple(places) for places in found.values()]

@@ -1,0 +1,146 @@
+"""Rules of `privacy.kind: record`: what would let more of a row leave its silo than one bounded, noised gradient."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedtorch.algorithms.sums import why_not_record
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import ConfigError
+from fedtorch.setup.plan import Plan
+from fedtorch.setup.rules.privacy import fixed_factors_are_nobodys, nobody_is_evaluated, what_it_needs_is_installed
+from fedtorch.setup.rules.subject import Subject
+from fedtorch.tasks.own import OwnTask
+from fedtorch.tasks.prepared import InFolder
+
+WHY = "privacy.kind is record but "
+
+
+def declared_weights_are_declared(plan: Plan) -> None:
+    """Refuse weights by declared numbers where none are declared."""
+    if plan.algorithm.limits.weighting == "declared" and plan.config.privacy.kind != "record":
+        raise ConfigError(
+            "algorithm.weights is declared but privacy.kind is not record, where privacy.units declares numbers; set "
+            "algorithm.weights to size"
+        )
+
+
+def every_silo_trains_by_itself(plan: Plan) -> None:
+    """Refuse one client with the rows of all: nobody would add noise before they are together."""
+    if plan.config.paradigm == "centralized":
+        raise ConfigError(f"{WHY}paradigm is centralized, where rows leave their silos; set paradigm to federated")
+
+
+def all_that_leaves_is_noised(plan: Plan) -> None:
+    """Refuse algorithms of which something leaves a silo that is no function of noised steps."""
+    if reason := why_not_record(plan.algorithm):
+        name = plan.config.algorithm_name or type(plan.algorithm).__name__
+        raise ConfigError(f"{WHY}algorithm.name is {name}, which {reason}")
+
+
+def batches_are_drawn_from_units(plan: Plan) -> None:
+    """Refuse settings of batches that look at rows, or that a Poisson batch has no use for."""
+    refused = {
+        "accumulation": (1, "a step has one batch, of which privacy.physical units are in memory at once"),
+        "group_by_length": (False, "who shares a batch would depend on other rows"),
+        "max_tokens_per_batch": (None, "how large a batch is would depend on rows"),
+    }
+    for hp in plan.settings:
+        for key, (plain, reason) in refused.items():
+            if getattr(hp, key) != plain:
+                raise ConfigError(f"{WHY}client.{key} is {getattr(hp, key)}: {reason}; remove client.{key}")
+
+
+def a_silo_trains_in_one_process(plan: Plan) -> None:
+    """Refuse engines that split a model or skip steps by data, and a server that trains silos itself."""
+    config = plan.config
+    for key, value, plain, reason in (
+        ("engine.kind", config.engine.kind, "torch", "DeepSpeed has no gradients of single units"),
+        ("system.ranks_per_worker", config.system.ranks_per_worker, 1, "a silo's units are summed on one rank"),
+        ("system.server_works", config.system.server_works is True, False, "the server would hold rows of a silo"),
+    ):
+        if value != plain and (key != "system.server_works" or plan.topology.num_ranks > 1):
+            raise ConfigError(f"{WHY}{key} is {str(value).lower()}: {reason}; set it to {str(plain).lower()}")
+    if config.engine.precision == "fp16":
+        raise ConfigError(f"{WHY}engine.precision is fp16, which leaves out steps by what is in them; set it to bf16")
+
+
+def rows_are_used_as_they_are(plan: Plan) -> None:
+    """Refuse tasks whose use of one row depends on others: subsets of rows, packed rows, weights of classes."""
+    task = plan.task
+    if isinstance(task, InFolder) and task.max_train is not None:
+        raise ConfigError(
+            f"{WHY}task.max_train is {task.max_train}: one row more would change which others are used; remove it, and "
+            "train for fewer client.steps"
+        )
+    for key, plain, reason in (
+        ("pack", False, "rows would share a batch's row"),
+        ("class_weights", None, "a row would weigh by how many others have its label"),
+        ("long", "truncate", "a row would be as many rows as it has windows"),
+    ):
+        value = getattr(task, key, plain)
+        if value != plain and not (key == "class_weights" and not isinstance(value, str)):
+            raise ConfigError(f"{WHY}task.{key} is {str(value).lower()}: {reason}; set it to {str(plain).lower()}")
+
+
+def nothing_public_is_made_of_rows(plan: Plan) -> None:
+    """Refuse vocabularies and label sets that are found in silos' rows: they are public in every model."""
+    task = plan.task
+    if not isinstance(task, OwnTask):
+        return
+    if task.source_model.random is not None and task.tokenizer is None:
+        raise ConfigError(
+            f"{WHY}task.tokenizer is not set, so a vocabulary would be made of silos' rows; name one with "
+            "task.tokenizer"
+        )
+    if task.has_labels and not task.data.labels:
+        raise ConfigError(
+            f"{WHY}task.data.labels is not set, so the labels would be those found in silos' rows; declare them there"
+        )
+
+
+def delta_is_less_than_one_unit(plan: Plan) -> None:
+    """Refuse δ above 1/units: to publish one unit would keep the promise."""
+    for name, units in plan.config.privacy.units.items():
+        delta = plan.config.privacy.of_silo(name).delta
+        if delta is not None and delta > 1 / units:
+            raise ConfigError(
+                f"privacy.delta is {delta:g} for the silo {name!r}, which declares {units} units; above 1/{units} a "
+                "mechanism that publishes one of them would keep the promise; set it well below that"
+            )
+
+
+def units_do_not_mix(config: Config, module: nn.Module) -> None:
+    """Refuse batch norm, and experts whose load is part of the loss: a row's gradient would depend on other rows."""
+    if config.privacy.kind != "record":
+        return
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise ConfigError(
+                f"{WHY}the model has batch norm ({name}), in which rows of a batch mix; choose a model with layer norm"
+            )
+    if getattr(getattr(module, "config", None), "output_router_logits", False):
+        raise ConfigError(
+            f"{WHY}the model's loss has a part over its experts' load, in which rows of a batch mix; set "
+            "task.model.output_router_logits to false"
+        )
+
+
+ALWAYS = Subject("Declared numbers", of_plan=(declared_weights_are_declared,))
+SUBJECT = Subject(
+    "Privacy of rows and persons",
+    applies=lambda plan: plan.config.privacy.kind == "record",
+    of_plan=(
+        what_it_needs_is_installed,
+        every_silo_trains_by_itself,
+        all_that_leaves_is_noised,
+        batches_are_drawn_from_units,
+        a_silo_trains_in_one_process,
+        rows_are_used_as_they_are,
+        nothing_public_is_made_of_rows,
+        fixed_factors_are_nobodys,
+        delta_is_less_than_one_unit,
+        nobody_is_evaluated,
+    ),
+    of_module=(units_do_not_mix,),
+)

@@ -1,0 +1,317 @@
+"""Whole runs with noise of each silo's own: the bits of one process on any ranks, kills, copies, budgets, records."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import run_ranks
+from supervisor import PHASES, as_rank, at, supervise, toy_config
+
+from fedtorch.main import main
+from fedtorch.privacy.record.silo import Silo, Training
+from fedtorch.privacy.record.terms import SiloTerms
+
+UNITS = {"a": 6, "b": 9, "c": 5, "d": 7}
+STEPS = {name: -(-units // 4) for name, units in UNITS.items()}
+PATIENT = ("system.timeout=60",)
+
+
+def config_for(folder: Path, promise: str = "", **changes: str) -> Path:
+    """The toy run with privacy of rows; keys and ledgers in `folder`/silos. promise: further keys of `privacy`."""
+    units = ", ".join(f"{name}: {number}" for name, number in UNITS.items())
+    privacy = f"{{kind: record, units: {{{units}}}, clip: 0.5, delta: 0.01, ledger: {folder / 'silos'}, "
+    privacy += promise + ("" if "epsilon" in promise.split("max_")[0] else ", noise_multiplier: 1.0") + "}"
+    settings = {"algorithm": "{name: fedavg, weights: declared}", "privacy": privacy.replace(", , ", ", ")}
+    return toy_config(folder, **{**settings, **changes})
+
+
+def with_keys(config: Path, like: Path) -> Path:
+    """The config, whose silos have the keys of another run and nothing in their ledgers."""
+    shutil.copytree(like / "silos", config.parent / "silos", copy_function=shutil.copy2)
+    for path in (config.parent / "silos").glob("*/ledger.jsonl"):
+        path.write_text('{"form": 1}\n')
+    return config
+
+
+def lines(config: Path) -> dict[str, list[Training]]:
+    return {name: Silo.open(config.parent / "silos" / name, "").trainings() for name in UNITS}
+
+
+def essence(config: Path) -> dict[str, set[tuple[int, int, str, str, int]]]:
+    """Of each silo what has left it."""
+    found = lines(config)
+    return {n: {(t.round, t.attempt, t.start, t.end, t.steps) for t in each} for n, each in found.items()}
+
+
+def results(config: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((config.parent / "run" / "results.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run in one process, with nothing in its way."""
+    config = config_for(tmp_path_factory.mktemp("undisturbed"))
+    assert main(["--config", str(config)]) == 0
+    return config
+
+
+def same(config: Path, other: Path) -> bool:
+    keys = ("digest", "privacy")
+    return essence(config) == essence(other) and all(results(config)[k] == results(other)[k] for k in keys)
+
+
+def test_three_ranks_give_the_bits_of_one_process(undisturbed: Path, tmp_path: Path) -> None:
+    config = with_keys(config_for(tmp_path), undisturbed.parent)
+    run_ranks(as_rank, 3, ["--config", str(config)], timeout=120)
+    assert same(config, undisturbed)
+
+
+def test_what_results_say(undisturbed: Path) -> None:
+    said, drawn = results(undisturbed)["privacy"], lines(undisturbed)
+    assert sum(map(len, drawn.values())) == 9  # three of four clients in each of three rounds
+    for name, units in UNITS.items():
+        terms = SiloTerms(name, units, 4, STEPS[name], 3, 1.0, 0.5, 0.01, None)
+        assert said["silos"][name]["epsilon"] == terms.epsilon(len(drawn[name]))
+        assert said["silos"][name]["steps"] == len(drawn[name]) * STEPS[name]
+        assert all(one.steps == STEPS[name] for one in drawn[name])
+    assert said["unit"] == "row" and not said["simulated"]
+    assert results(undisturbed)["clients"] == {}
+
+
+@pytest.mark.parametrize("victim", [pytest.param(1, id="worker"), pytest.param(0, id="server", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "phase", [*(pytest.param(p, marks=pytest.mark.slow) for p in PHASES if p != "payload"), "payload"]
+)
+def test_a_kill_in_any_phase_costs_no_release(phase: str, victim: int, undisturbed: Path, tmp_path: Path) -> None:
+    config = with_keys(config_for(tmp_path), undisturbed.parent)
+    ended = supervise(config, faults=at(phase, victim), sets=PATIENT, timeout=200)
+    assert ended.codes[0][victim] == -9 and ended.code == 0, ended.codes
+    assert same(config, undisturbed)
+
+
+def test_the_same_run_again_costs_nothing_and_another_rate_has_batches_and_noise_of_its_own(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    config = config_for(tmp_path)
+    shutil.copytree(undisturbed.parent / "silos", tmp_path / "silos")  # with what was released
+    assert main(["--config", str(config)]) == 0
+    assert results(config)["digest"] == results(undisturbed)["digest"]
+    assert essence(config) == essence(undisturbed)
+    before = {name: sum(s for *_, s in Silo.open(tmp_path / "silos" / name, "").parts()) for name in UNITS}
+    other = ["client.lr=0.05", f"run.dir={tmp_path / 'other'}"]
+    assert main(["--config", str(config), "--set", *other]) == 0
+    after = {name: sum(s for *_, s in Silo.open(tmp_path / "silos" / name, "").parts()) for name in UNITS}
+    assert {name: after[name] - before[name] for name in UNITS} == before
+    for name, found in essence(config).items():
+        starts = [start for _, _, start, _, _ in found]
+        assert len(set(starts)) == len(starts), name
+
+
+def test_what_another_run_had_from_the_same_start_does_not_leave_twice(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine whose arithmetic differs: the same start, other sums."""
+    from fedtorch.privacy.record import steps
+
+    config = config_for(tmp_path)
+    shutil.copytree(undisturbed.parent / "silos", tmp_path / "silos")
+    add, moved = steps.add_bounded, []
+
+    def added(total: Any, gradient: Any, clip: float, exponent: int) -> float:
+        norm = add(total, gradient, clip, exponent)
+        if not moved:
+            total[0] += 1
+            moved.append(norm)
+        return norm
+
+    monkeypatch.setattr(steps, "add_bounded", added)
+    assert main(["--config", str(config)]) == 0
+    first = {name: [t for t in each if t.round == 0] for name, each in lines(config).items()}
+    changed = [name for name, each in first.items() if any(t.attempt for t in each)]
+    assert len(changed) == 1  # the client that trained first was trained again, with batches and noise of its own
+    opened, released = [t for t in first[changed[0]] if t.attempt == 1]
+    assert (opened.steps, opened.is_open) == (0, True) and released.steps == STEPS[changed[0]]
+    steps_of = results(config)["privacy"]["silos"][changed[0]]["steps"]
+    assert steps_of == sum(t.steps for t in lines(config)[changed[0]] if t.run == str(tmp_path / "run"))
+
+
+def test_a_silo_whose_budget_is_used_up_rests_and_the_others_go_on(tmp_path: Path) -> None:
+    one = SiloTerms("b", 9, 4, 3, 3, 1.0, 0.5, 0.01, None).epsilon(1)
+    promise = f"per_silo: {{b: {{max_epsilon: {one + 1e-6}}}}}"
+    config = config_for(tmp_path, promise, clients="{per_round: 4}")
+    assert main(["--config", str(config)]) == 0
+    assert {name: len(each) for name, each in lines(config).items()} == {"a": 3, "b": 1, "c": 3, "d": 3}
+    silos = results(config)["privacy"]["silos"]
+    assert silos["b"]["epsilon"] == pytest.approx(one) and silos["b"]["steps"] == 3
+    again = Silo.open(tmp_path / "silos" / "b", "").parts()
+    assert again == [(4 / 9, 1.0, 3)]
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_run_ends_with_10_where_too_few_silos_may_go_on_and_goes_on_with_a_larger_budget(
+    ranks: int, tmp_path: Path
+) -> None:
+    limits = {n: SiloTerms(n, u, 4, STEPS[n], 3, 1.0, 0.5, 0.01, None).epsilon(2) + 1e-6 for n, u in UNITS.items()}
+    promise = "per_silo: {" + ", ".join(f"{n}: {{max_epsilon: {v}}}" for n, v in limits.items()) + "}"
+    config = config_for(tmp_path, promise, clients="{per_round: 4, min: 4}")
+    if ranks == 1:
+        assert main(["--config", str(config)]) == 10
+    else:
+        assert supervise(config, ranks, sets=PATIENT, max_restarts=0).codes == [[10] * ranks]
+    assert {name: len(each) for name, each in lines(config).items()} == dict.fromkeys(UNITS, 2)
+    more = [f"privacy.per_silo.{name}.max_epsilon=100" for name in UNITS]
+    assert main(["--config", str(config), "--set", *more]) == 0
+    assert {name: len(each) for name, each in lines(config).items()} == dict.fromkeys(UNITS, 3)
+
+
+def test_more_rows_than_twice_the_declared_number_end_the_run(tmp_path: Path, capsys: Any) -> None:
+    config = config_for(tmp_path)
+    text = config.read_text().replace("b: 9,", "b: 4,")
+    config.write_text(text)
+    assert main(["--config", str(config)]) == 2
+    assert "client b has 9 units, and privacy.units declares 4" in capsys.readouterr().err
+    config.write_text(text.replace("b: 4,", "b: 5,"))
+    assert main(["--config", str(config)]) == 0
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_no_file_of_the_run_has_a_key(undisturbed: Path) -> None:
+    for name in UNITS:
+        key = (undisturbed.parent / "silos" / name / "key").read_bytes()
+        for path, content in files(undisturbed.parent / "run").items():
+            assert key not in content and key.hex().encode() not in content, path
+
+
+def shape(value: Any) -> Any:
+    """Which keys there are, and numbers but for floats."""
+    if isinstance(value, dict):
+        return {key: shape(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [shape(each) for each in value]
+    return "" if isinstance(value, float | str) else value
+
+
+def test_one_row_more_changes_no_public_number(undisturbed: Path, tmp_path: Path) -> None:
+    """Rates, steps, denominators, the manifest that ranks know, and all keys of records."""
+    config = with_keys(config_for(tmp_path), undisturbed.parent)
+    config.write_text(config.read_text().replace("b: [2.0, -1.0, 9]", "b: [2.0, -1.0, 10]"))
+    assert main(["--config", str(config)]) == 0
+    assert results(config)["digest"] != results(undisturbed)["digest"]
+    traffic = "traffic"  # whose digits are those of noised numbers
+    said = [{k: v for k, v in results(each).items() if k != traffic} for each in (config, undisturbed)]
+    assert shape(said[0]) == shape(said[1])
+    assert results(config)["privacy"] == results(undisturbed)["privacy"]
+    records = [
+        [json.loads(line) for line in (each.parent / "run" / "metrics.jsonl").read_text().splitlines()]
+        for each in (config, undisturbed)
+    ]
+    kept = [[shape(record) for record in each if record["kind"] in ("run", "round")] for each in records]
+    assert kept[0] == kept[1]
+    checkpoints = [
+        {name: len(content) for name, content in files(each.parent / "run" / "checkpoints").items()}
+        for each in (config, undisturbed)
+    ]
+    assert set(checkpoints[0]) == set(checkpoints[1])
+
+
+def test_what_is_simulated_says_so_and_writes_nothing(tmp_path: Path) -> None:
+    config = config_for(tmp_path, "simulate: true, seed: 3")
+    config.write_text(config.read_text().replace(f"ledger: {tmp_path / 'silos'}, ", ""))
+    assert main(["--config", str(config)]) == 0
+    said = results(config)["privacy"]
+    assert said["simulated"] and "epsilon" not in said["silos"]["a"]
+    assert not (tmp_path / "silos").exists() and not (tmp_path / "run" / "privacy").exists()
+    digest = results(config)["digest"]
+    assert main(["--config", str(config), "--resume", "never"]) == 0
+    assert results(config)["digest"] == digest
+
+
+def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedtorch.privacy.record import steps
+
+    monkeypatch.setitem(steps.ADD, "normal", lambda total, deviation, stream: None)  # type: ignore[index]
+
+
+def test_without_noise_and_with_every_unit_in_the_batch_it_is_plain_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clip that nobody reaches, batches of all: the mean of the rows' gradients, up to 2^-e."""
+    without_noise(monkeypatch)
+    how = "{optimizer: sgd, lr: 0.1, batch_size: 6, steps: 4}"
+    found = {}
+    for name, privacy in (
+        ("private", "{kind: record, units: {a: 6}, clip: 100.0, noise_multiplier: 1.0, delta: 0.01}"),
+        ("plain", "{}"),
+    ):
+        changes = {"algorithm": "{name: fedavg, weights: equal}", "clients": "{}", "server": "{optimizer: none}"}
+        config = toy_config(tmp_path / name, client=how, privacy=privacy, **changes)
+        text = config.read_text().replace(", b: [2.0, -1.0, 9], c: [0.5, 3.0, 5], d: [1.5, 0.2, 7]}", "}")
+        config.write_text(text.replace("dropout: 0.2", "dropout: 0.0"))
+        assert main(["--config", str(config)]) == 0
+        from safetensors.torch import load_file
+
+        (path,) = (tmp_path / name / "run" / "checkpoints").glob("round_000003/server.safetensors")
+        found[name] = load_file(path)["weights"]
+    assert found["private"].tolist() == pytest.approx(found["plain"].tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "client"),
+    [
+        ("{name: fedprox, mu: 0.1, weights: equal}", ""),
+        ("{name: scaffold}", "optimizer: sgd"),
+        ("{name: fednova, weights: declared}", "optimizer: sgd"),
+        ("{name: feddyn}", ""),
+        ("{name: ditto, weights: equal, form: simplified}", ""),
+        ("{name: fedavg, weights: equal, robust: median}", ""),
+    ],
+)
+def test_algorithms_that_only_look_at_noised_steps(algorithm: str, client: str, tmp_path: Path) -> None:
+    changes = {"algorithm": algorithm, "clients": "{per_round: 4}"}
+    if client:
+        changes["client"] = f"{{{client}, lr: 0.1, batch_size: 4}}"
+    config = config_for(tmp_path, **changes)
+    assert main(["--config", str(config)]) == 0
+    assert {name: sum(t.steps for t in each) for name, each in lines(config).items()} == {
+        name: 3 * steps for name, steps in STEPS.items()
+    }
+
+
+def test_both_passes_of_ditto_are_on_the_account(tmp_path: Path) -> None:
+    config = config_for(tmp_path, algorithm="{name: ditto, weights: equal}", clients="{per_round: 4}")
+    assert main(["--config", str(config)]) == 0
+    assert {name: sum(t.steps for t in each) for name, each in lines(config).items()} == {
+        name: 2 * 3 * steps for name, steps in STEPS.items()
+    }
+    terms = SiloTerms("b", 9, 4, 2 * STEPS["b"], 3, 1.0, 0.5, 0.01, None)
+    assert results(config)["privacy"]["silos"]["b"]["epsilon"] == terms.epsilon(3)
+
+
+def test_clients_that_train_alone_keep_their_promise_too(tmp_path: Path) -> None:
+    config = config_for(tmp_path, paradigm="local", clients="{}")
+    assert main(["--config", str(config)]) == 0
+    assert all(len(each) == 3 for each in lines(config).values())
+
+
+def test_a_private_part_is_in_the_clipped_and_noised_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedtorch.privacy.record import steps
+
+    sizes, add = set(), steps.add_bounded
+
+    def seen(total: Any, gradient: Any, clip: float, exponent: int) -> float:
+        sizes.add(gradient.numel())
+        return add(total, gradient, clip, exponent)
+
+    monkeypatch.setattr(steps, "add_bounded", seen)
+    config = config_for(tmp_path, partition="{private: [head]}")
+    config.write_text(config.read_text().replace("  noise: 0.5", "  head: [0.1]\n  noise: 0.5"))
+    assert main(["--config", str(config)]) == 0
+    assert sizes == {4}
