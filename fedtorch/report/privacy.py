@@ -18,6 +18,7 @@ from fedtorch.privacy.data_ledger import DataLedger, epsilon_of
 from fedtorch.privacy.ledger import FOLDER, LEDGER, read_releases
 from fedtorch.report.compared import out_folder, say_written, show_page
 from fedtorch.report.find_runs import find_runs
+from fedtorch.report.privacy_of_records import is_silos, of_records, records_markdown, silos_markdown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="RUN",
         help="folder of a run with privacy, or with such runs in it; or the ledger of data (DATA.privacy.jsonl, or the "
-        "file that privacy.ledger names)",
+        "file that privacy.ledger names), or of a silo (DATA.privacy/SILO/ledger.jsonl)",
     )
     parser.add_argument("--out", type=Path, help="folder for privacy.md; default: RUN/report")
 
@@ -40,12 +41,19 @@ def make(args: argparse.Namespace) -> None:
         ConfigError: there is no run with privacy.
     """
     require("report privacy", "dp_accounting", extra="privacy")
-    ledgers = [path for path in args.runs if path.is_file()]
+    files = [path for path in args.runs if path.is_file()]
+    silos = [path for path in files if is_silos(path)]
+    ledgers = [path for path in files if path not in silos]
     for path in ledgers:
         _check_ledger(path)
-    folders = [path for path in args.runs if path not in ledgers]
+    folders = [path for path in args.runs if path not in files]
     found = dict.fromkeys(run.folder for _, run in find_runs(folders).runs) if folders else {}
-    text = privacy_markdown(found, ledgers)
+    records = [folder for folder in found if of_records(folder)]
+    others = [folder for folder in found if folder not in records]
+    texts = [records_markdown(records), silos_markdown(silos)]
+    if others or ledgers or not any(texts):
+        texts.insert(0, privacy_markdown(others, ledgers))
+    text = "\n".join(filter(None, texts))
     say_written([show_page(text, out_folder(args.out, folders or [Path()]) / "privacy.md")])
 
 
@@ -92,7 +100,7 @@ def privacy_markdown(folders: Iterable[Path], ledgers: Iterable[Path] = ()) -> s
                 known.setdefault(run.data_ledger, DataLedger(Path(run.data_ledger)))
             found.setdefault(run.data_ledger if has_ledger else _data(folder), []).append(run)
     if not found:
-        raise ConfigError("none of these runs has a ledger of releases; name runs with privacy.kind: client")
+        raise ConfigError("none of these runs has promised anything; name runs with privacy.kind client or record")
     lines = ["| run | releases | q | N | z | delta | epsilon |", "|---|---:|---:|---:|---:|---:|---:|"]
     for data, rows in found.items():
         for run in rows:

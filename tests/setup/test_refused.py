@@ -11,7 +11,7 @@ from fedtorch.setup import rules
 from fedtorch.setup.rules.subject import Subject
 
 PAGE = Path(__file__).parents[2] / "docs" / "refusals.md"
-HELPERS = {"the_sum_is_enough", "is_public"}
+HELPERS = {"the_sum_is_enough", "is_public", "why"}
 """Public functions that rules of several files share."""
 
 

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,6 +53,8 @@ class Training:
     """q"""
     noise_multiplier: float
     """z"""
+    delta: float
+    """δ of the run"""
 
     @classmethod
     def of(cls, line: dict[str, Any]) -> Training:
@@ -65,6 +67,8 @@ class Training:
         numbers = (found.rate, found.noise_multiplier)
         if not all(type(number) in (int, float) and 0 < number <= 1000 for number in numbers) or found.rate > 1:
             raise ValueError("no account")
+        if not isinstance(found.delta, float) or not 0 < found.delta < 1:
+            raise ValueError("no delta")
         if not all(isinstance(text, str) for text in (found.run, found.purpose, found.start, found.end)):
             raise TypeError("no text")
         for number in (found.round, found.attempt, found.steps):
@@ -124,29 +128,15 @@ class Silo:
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read ({error.strerror}); {_RESTORE}") from error
         if size != self._size:
-            known, self._known = self._known, self._parsed(path)
+            known, self._known = self._known, read_ledger(path)
             if self._known[: len(known)] != known:
                 raise CheckpointError(f"{path} lacks lines that it had when this run began; {_RESTORE}")
             self._size = size
         return self._known
 
-    @staticmethod
-    def _parsed(path: Path) -> list[Training]:
-        try:
-            head, *lines = map(json.loads, whole_lines(read_own(path, "the ledger of this silo", _RESTORE)))
-            if head != {"form": _FORM}:
-                raise ValueError
-            return [Training.of(line) for line in lines]
-        except (ValueError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{path} is damaged; {_RESTORE}") from error
-
     def parts(self, run: str | None = None) -> list[Part]:
-        """All released steps for the account; the same training, done again, counts once. run: of that alone."""
-        seen = {(one.start, one.attempt, one.end): one for one in self.trainings() if run in (None, one.run)}
-        alike = Counter[tuple[float, float]]()
-        for one in seen.values():
-            alike[one.rate, one.noise_multiplier] += one.steps
-        return [(rate, z, steps) for (rate, z), steps in alike.items()]
+        """All released steps for the account; run: of that alone."""
+        return parts_of(one for one in self.trainings() if run in (None, one.run))
 
     def attempt(self, start: str) -> int:
         """Attempt with which a training from this start is done."""
@@ -185,6 +175,29 @@ class Silo:
             ) from error
         self._size = path.stat().st_size
         self._known.append(training)
+
+
+def parts_of(trainings: Iterable[Training]) -> list[Part]:
+    """Released steps for the account; the same training, done again, counts once."""
+    alike = Counter[tuple[float, float]]()
+    for one in {(one.start, one.attempt, one.end): one for one in trainings}.values():
+        alike[one.rate, one.noise_multiplier] += one.steps
+    return [(rate, z, steps) for (rate, z), steps in alike.items()]
+
+
+def read_ledger(path: Path) -> list[Training]:
+    """All lines of a silo's ledger; its key is not looked at.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or others than its owner may read it.
+    """
+    try:
+        head, *lines = map(json.loads, whole_lines(read_own(path, "the ledger of this silo", _RESTORE)))
+        if head != {"form": _FORM}:
+            raise ValueError
+        return [Training.of(line) for line in lines]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged; {_RESTORE}") from error
 
 
 def _write_key(path: Path) -> None:

@@ -105,6 +105,7 @@ class NoisedSteps:
                 self._step,
                 terms.rate,
                 terms.noise_multiplier,
+                terms.delta,
             )
         )
 

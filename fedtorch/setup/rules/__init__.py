@@ -20,6 +20,7 @@ SUBJECTS: tuple[Subject, ...] = (
     engine.SUBJECT,
     vectors.SUBJECT,
     evaluation.SUBJECT,
+    privacy.SHARED,
     privacy.SUBJECT,
     record.ALWAYS,
     record.SUBJECT,
@@ -57,7 +58,7 @@ def check_promise(plan: Plan) -> None:
     Raises:
         ConfigError: of the first rule that is broken.
     """
-    check_plan(plan, (privacy.SUBJECT, record.SUBJECT, sums.CLIP, sums.PUBLIC))
+    check_plan(plan, (privacy.SHARED, privacy.SUBJECT, record.SUBJECT, sums.CLIP, sums.PUBLIC))
 
 
 def check_module(config: Config, module: nn.Module) -> None:

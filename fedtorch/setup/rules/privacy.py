@@ -1,4 +1,4 @@
-"""Rules of `privacy.kind: client`: what cannot keep the promise."""
+"""Rules of `privacy.kind: client`, and of all kinds of privacy: what cannot keep the promise."""
 
 from __future__ import annotations
 
@@ -125,19 +125,21 @@ def a_moving_clip_has_enough_noise(plan: Plan) -> None:
         update_noise(config.noise_multiplier, bit_noise(config.adaptive, plan.sampler.rate * len(plan.clients)))
 
 
+SHARED = Subject(
+    "Privacy of clients, rows and persons",
+    applies=lambda plan: plan.config.privacy.kind != "none",
+    of_plan=(what_it_needs_is_installed, fixed_factors_are_nobodys, nobody_is_evaluated),
+)
 SUBJECT = Subject(
     "Privacy of clients",
     applies=lambda plan: plan.config.privacy.kind == "client",
     of_plan=(
-        what_it_needs_is_installed,
         something_is_released,
         clients_are_drawn_by_themselves,
         no_round_depends_on_who_came,
         the_round_is_one_clipped_sum,
         sums_go_to_the_server_alone,
-        fixed_factors_are_nobodys,
         delta_is_less_than_one_client,
-        nobody_is_evaluated,
         a_moving_clip_has_enough_noise,
     ),
 )

@@ -8,7 +8,6 @@ from fedtorch.algorithms.sums import why_not_record
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.rules.privacy import fixed_factors_are_nobodys, nobody_is_evaluated, what_it_needs_is_installed
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.prepared import InFolder
@@ -131,16 +130,13 @@ SUBJECT = Subject(
     "Privacy of rows and persons",
     applies=lambda plan: plan.config.privacy.kind == "record",
     of_plan=(
-        what_it_needs_is_installed,
         every_silo_trains_by_itself,
         all_that_leaves_is_noised,
         batches_are_drawn_from_units,
         a_silo_trains_in_one_process,
         rows_are_used_as_they_are,
         nothing_public_is_made_of_rows,
-        fixed_factors_are_nobodys,
         delta_is_less_than_one_unit,
-        nobody_is_evaluated,
     ),
     of_module=(units_do_not_mix,),
 )

@@ -15,7 +15,8 @@ import fedtorch
 from fedtorch.core.errors import ConfigError
 from fedtorch.main import main
 from fedtorch.privacy.record.silo import Silo
-from fedtorch.privacy.record.terms import SiloTerms
+from fedtorch.privacy.record.terms import SiloTerms, epsilon_of
+from fedtorch.report.command_line import main as report
 
 
 @pytest.fixture(autouse=True)
@@ -185,3 +186,28 @@ def test_a_row_of_nobody_is_refused_with_its_line(tmp_path: Path) -> None:
     source.write_text(source.read_text() + json.dumps({"text": "sun", "label": "good", "silo": "bank", "patient": ""}))
     with pytest.raises(fedtorch.DataError, match=r"text_classification\.jsonl:46: `patient` is missing or empty"):
         fedtorch.run(str(path))
+
+
+def test_a_report_has_a_line_for_each_silo_and_a_silo_its_own_total(tmp_path: Path, capsys: Any) -> None:
+    path = config(tmp_path, promise="per_silo: {shop: {noise_multiplier: 2.0}}")
+    assert main(["--config", str(path)]) == 0
+    assert main(["--config", str(path), "--set", f"run.dir={tmp_path / 'again'}", "client.lr=0.02"]) == 0
+    capsys.readouterr()
+    report(
+        ["privacy", str(tmp_path / "run"), str(tmp_path / "silos" / "shop" / "ledger.jsonl"), "--out", str(tmp_path)]
+    )
+    said = capsys.readouterr().out
+    silos = results(tmp_path)["privacy"]["silos"]
+    for silo in SILOS:
+        assert f"| {silo} | 8 | 4 | 0.5 | {2 if silo == 'shop' else 1} | 0.01 | {silos[silo]['epsilon']:.4f} |" in said
+    every = epsilon_of([(0.5, 1.0, 8), (0.5, 2.0, 4)], 0.01)
+    assert f"A person in all of them: epsilon {every:.4f} at delta 0.01." in said
+    assert f"ledger.jsonl | 2 | 8 | 0.01 | {epsilon_of([(0.5, 2.0, 8)], 0.01):.4f} |" in said
+    assert "of each person (column patient, 2 rows at most), against the server, the other silos" in said
+    assert (tmp_path / "privacy.md").read_text() in said
+
+
+def test_a_silo_of_which_nothing_left_has_spent_nothing(tmp_path: Path, capsys: Any) -> None:
+    Silo.open(tmp_path / "silo", "run")
+    report(["privacy", str(tmp_path / "silo" / "ledger.jsonl"), "--out", str(tmp_path)])
+    assert "ledger.jsonl | 0 | 0 | 1 | 0.0000 |" in capsys.readouterr().out

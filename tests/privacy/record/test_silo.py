@@ -13,7 +13,7 @@ import pytest
 from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.record.silo import Silo, Training
 
-ONE = Training("run", 0, "train", 0, "s" * 64, "e" * 64, 10, 0.1, 1.0)
+ONE = Training("run", 0, "train", 0, "s" * 64, "e" * 64, 10, 0.1, 1.0, 1e-4)
 
 
 def mode(path: Path) -> int:
@@ -101,6 +101,8 @@ def test_a_key_of_another_length_is_refused(tmp_path: Path) -> None:
         json.dumps({**asdict(ONE), "steps": -1}),
         json.dumps({**asdict(ONE), "steps": 1.5}),
         json.dumps({**asdict(ONE), "end": None}),
+        json.dumps({**asdict(ONE), "delta": 1}),
+        json.dumps({**asdict(ONE), "delta": 0.0}),
         json.dumps({**asdict(ONE), "more": 1}),
         json.dumps({"run": "run"}),
         json.dumps({"form": 1}),

@@ -1,0 +1,78 @@
+"""Tables of runs with the privacy of rows or persons, a line for each silo, and of what silos have released in all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedtorch.core.shown import for_markdown, markdown_row
+from fedtorch.privacy.record.silo import parts_of, read_ledger
+from fedtorch.privacy.record.terms import epsilon_of
+
+AGAINST = "against the server, the other silos and everybody who sees the model and the records"
+_ALONE = (
+    "Each silo's epsilon holds by its own noise, whatever the others do. Those of several silos are for different "
+    "units and are not added; a person with rows in several of them has what the line below the table says."
+)
+
+
+def of_records(folder: Path) -> Mapping[str, Any]:
+    """`privacy` of the run's results.json, where that is about rows or persons and not simulated; else nothing."""
+    try:
+        said = json.loads((folder / "results.json").read_text())["privacy"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    if not isinstance(said, dict) or said.get("kind") != "record" or said.get("simulated"):
+        return {}
+    return said
+
+
+def records_markdown(folders: Sequence[Path]) -> str:
+    """A table for each run; empty without one."""
+    parts = []
+    for folder in folders:
+        said = of_records(folder)
+        lines = [
+            f"{for_markdown(str(folder))}: of each {said['unit']}, {AGAINST}",
+            "",
+            markdown_row(["silo", "units, declared", "steps", "q", "z", "delta", "epsilon"]),
+            "|---|---:|---:|---:|---:|---:|---:|",
+        ]
+        for name, silo in said["silos"].items():
+            numbers = [f"{silo[key]:g}" for key in ("rate", "noise_multiplier", "delta")]
+            lines.append(markdown_row([name, silo["units"], silo["steps"], *numbers, f"{silo['epsilon']:.4f}"]))
+        lines += ["", _ALONE]
+        if len(said["silos"]) > 1:
+            every = [(s["rate"], s["noise_multiplier"], s["steps"]) for s in said["silos"].values()]
+            delta = min(silo["delta"] for silo in said["silos"].values())
+            lines.append(f"A person in all of them: epsilon {epsilon_of(every, delta):.4f} at delta {delta:g}.")
+        lines.append(f"Outside the guarantee: {'; '.join(said['outside'])}.")
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def is_silos(path: Path) -> bool:
+    """Is the file the ledger of a silo?"""
+    try:
+        return json.loads(path.read_bytes().partition(b"\n")[0]) == {"form": 1}
+    except (OSError, ValueError):
+        return False
+
+
+def silos_markdown(paths: Sequence[Path]) -> str:
+    """What each silo has released in all runs, by its own ledger; empty without one.
+
+    Raises:
+        CheckpointError: a ledger cannot be read.
+    """
+    if not paths:
+        return ""
+    lines = [markdown_row(["silo's ledger", "runs", "steps", "delta", "epsilon"]), "|---|---:|---:|---:|---:|"]
+    for path in paths:
+        trainings = [training for training in read_ledger(path) if not training.is_open]
+        parts, delta = parts_of(trainings), min((training.delta for training in trainings), default=1.0)
+        runs, steps = len({training.run for training in trainings}), sum(count for *_, count in parts)
+        lines.append(markdown_row([str(path), runs, steps, f"{delta:g}", f"{epsilon_of(parts, delta):.4f}"]))
+    return "\n".join(lines) + "\n"
