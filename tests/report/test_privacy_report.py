@@ -68,7 +68,7 @@ def test_releases_of_two_kinds() -> None:
 
 
 def test_runs_without_privacy_have_no_total(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="none of these runs has a ledger"):
+    with pytest.raises(ConfigError, match="none of these runs has promised anything"):
         privacy_markdown([tmp_path])
 
 
