@@ -27,7 +27,7 @@ def why_not_private(rule: Algorithm) -> str:
         return "weighs clients in a way of its own, by numbers that depend on their data"
     if overrides(type(rule), "server_update", Algorithm):
         return f"takes the server's step in a way {own}"
-    if limits.weighting != "equal":
+    if limits.weighting not in ("equal", "declared"):  # which are public
         return f"weighs clients by {limits.weighting}, which depends on their data; set algorithm.weights to equal"
     return ""
 

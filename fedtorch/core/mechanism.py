@@ -12,6 +12,7 @@ from fedtorch.core.client import Client
 from fedtorch.core.overrides import overrides
 from fedtorch.core.places import Places
 from fedtorch.core.server import ServerState
+from fedtorch.core.silo_work import SiloWork
 from fedtorch.core.update import Report
 
 
@@ -46,6 +47,8 @@ class Mechanism:
     hides_clients: bool = False
     """is it kept from all but the server who takes part? Then the server draws (`draw`) and tells each worker its own
     clients; `Communicator.open_updates` is called with `secret`; and what is said of clients names none of them"""
+    update_dtype: Any = None
+    """of the vectors that clients send; None: that of the weights"""
     needs_homes: bool = False
     """must each client be trained at its home, where its own files are?"""
     shows_losses: bool = True
@@ -92,10 +95,10 @@ class Mechanism:
         """Where a client trains: why it must not, in this round; empty: it may."""
         return ""
 
-    def work(self, client: str, round: int, examples: Sequence[Any]) -> Any:
-        """How the client's steps are noised, `train.noised.SiloWork`; None: they are as they are.
+    def work(self, client: str, round: int, examples: Sequence[Any], cohort: Sequence[str]) -> SiloWork | None:
+        """How the client's steps are noised; None: they are as they are.
 
-        examples: its training rows.
+        examples: its training rows. cohort: all clients of the round.
         """
         return None
 

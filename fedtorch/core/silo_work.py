@@ -58,6 +58,8 @@ class SiloWork:
     """how gradients are taken, as `privacy.per_unit`"""
     physical: int
     """units in memory at once"""
+    sends_sum: bool
+    """does one sum of gradients leave, in place of what steps along them come to?"""
     begin: Callable[[str, Iterable[bytes | memoryview]], Steps]
     """begin(purpose, facts): the next attempt at a training that begins with these facts"""
 

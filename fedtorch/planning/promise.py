@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.client_level import ClientLevel
 from fedtorch.privacy.data_ledger import epsilon_of
@@ -11,7 +13,7 @@ from fedtorch.privacy.secure_sum.terms import threshold_of
 from fedtorch.setup.data_ledger import data_ledger
 from fedtorch.setup.mechanism import noise_of, releases_of, terms_of
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.record import silo_terms
+from fedtorch.setup.record import silo_terms, threshold
 from fedtorch.setup.rules.sums import is_public
 
 _POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -55,7 +57,11 @@ def _describe_records(plan: Plan) -> str:
     """A row for each silo: its public numbers, ε by rounds, and when it rests."""
     config, terms = plan.config.privacy, silo_terms(plan)
     unit = "row" if config.unit == "row" else f"person (column {config.unit.column})"
-    said = f"privacy: of each {unit}, against the server and the other silos, by noise of each silo's own in every step"
+    shared = config.noise_at == "shared"
+    how = (
+        "shares of the noise on a sum that nobody sees in parts" if shared else "noise of each silo's own in every step"
+    )
+    said = f"privacy: of each {unit}, against the server and the other silos, by {how}"
     if config.simulate:
         return f"{said}\n  simulated: its noise can be computed by everybody, so nothing is promised"
     rounds = max(1, plan.config.rounds)
@@ -78,6 +84,13 @@ def _describe_records(plan: Plan) -> str:
     for name, each in terms.items():
         if each.max_epsilon is not None and (fits := each.rounds_within(each.max_epsilon)) < rounds:
             lines.append(f"{name} rests after {fits} of {rounds} rounds: privacy.max_epsilon {each.max_epsilon:g}")
+    if shared:
+        t, honest = threshold(plan), next(iter(terms.values())).honest
+        lines.append(
+            f"a sum is opened with {t} parts or more, {honest} of them of silos that do not tell the server theirs "
+            f"(privacy.colluders {config.colluders}): a round's gradient has {math.sqrt(honest):.4g} times less noise "
+            "than with local noise of the same epsilon"
+        )
     least = min(each.delta for each in terms.values())
     if len(terms) > 1:
         every = together(list(terms.values()), rounds)

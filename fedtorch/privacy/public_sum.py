@@ -34,6 +34,8 @@ class Masking:
     """The ranks that take part whether their clients were drawn or not; None: those with a client in the sum."""
     counts: dict[int, int] = field(default_factory=dict)
     """round -> its parties in the first attempt, of which the threshold is a share"""
+    count: int | None = None
+    """Of how many parties the threshold is a share, in every round and whoever is there; None: see `counts`"""
     attempt: int = 0
     """On the server: at the round under way. Another one has another cohort, so its sum is one of its own."""
 
@@ -67,7 +69,8 @@ class Masking:
 
     def needed(self, round: int, parties: Collection[int]) -> int:
         """The threshold of the round, whatever was lost since its first attempt."""
-        return threshold_of(self.threshold, self.counts.setdefault(round, len(parties)))
+        count = self.counts.setdefault(round, len(parties)) if self.count is None else self.count
+        return threshold_of(self.threshold, count)
 
 
 def exact_sum(updates: Any, exponent: int, clip: float, masking: Masking | None) -> Tensor:

@@ -79,7 +79,7 @@ class SiloPrivacy:
             raise ConfigError("privacy.per_silo gives a silo epsilon and noise_multiplier; remove one of them")
 
 
-OF_RECORDS = ("unit", "units", "per_silo", "per_unit", "physical")
+OF_RECORDS = ("noise_at", "colluders", "unit", "units", "per_silo", "per_unit", "physical")
 """Keys of `kind: record` alone."""
 
 
@@ -106,6 +106,11 @@ class PrivacyConfig:
     max_epsilon: Positive | None = None
     """The run ends before the round that would pass it, with exit code 10; a silo of `kind: record` rests from then on,
     by all that was ever released of its rows; null: no limit."""
+    noise_at: Literal["local", "shared"] = "local"
+    """Of `kind: record`: local: every step of a silo has noise of its own; shared: a round is one gradient, silos add a
+    share of the noise each, and the server sees the sum alone (`secure_sum`)."""
+    colluders: Annotated[int, Field(ge=0)] = 1
+    """Of `noise_at: shared`: how many silos may tell the server their parts; the noise of the others is enough."""
     unit: Literal["row"] | Persons = "row"
     """Of `kind: record`: who is protected, a row or `{column: patient, max_rows: 8}`, a person with all rows."""
     units: Mapping[str, Count] = field(default_factory=dict)
@@ -196,11 +201,18 @@ class PrivacyConfig:
     def _check_records(self) -> None:
         if self.adaptive is not None:
             raise ConfigError("privacy.clip moves but privacy.kind is record, whose clip is one number; give a number")
-        if self.secure_sum is not None:
+        if self.secure_sum is not None and self.noise_at == "local":
             raise ConfigError(
-                "privacy.secure_sum is set but privacy.kind is record, whose noise is each silo's own, in every step; "
-                "remove privacy.secure_sum"
+                "privacy.secure_sum is set but privacy.kind is record and privacy.noise_at local, where every update "
+                "is private alone; remove privacy.secure_sum, or set privacy.noise_at to shared"
             )
+        if self.secure_sum is None and self.noise_at == "shared":
+            raise ConfigError(
+                "privacy.noise_at is shared but privacy.secure_sum is not set, which hides a silo's part of the noise "
+                "and its gradient; set it, for example to {threshold: 1.0}"
+            )
+        if self.noise_at == "local" and self.colluders != 1:
+            raise ConfigError("privacy.colluders is set but privacy.noise_at is local, where nobody's word counts")
         if "sizes" in self.reveal or "losses" in self.reveal:
             raise ConfigError(
                 f"privacy.reveal is {list(self.reveal)} but privacy.kind is record, of which only `scores` may be "

@@ -77,7 +77,8 @@ class RoundContext:
         flat, places = self.vectors.flat, SentPlaces(self.components, self.members)
         lender = None if self.mechanism.hides_clients else self.comm.memory.lend
         layout = self.components.engine.shared
-        return UpdateBuffer(len(flat), flat.dtype, folder, memory_bytes, places=places, layout=layout, lender=lender)
+        dtype = self.mechanism.update_dtype or flat.dtype
+        return UpdateBuffer(len(flat), dtype, folder, memory_bytes, places=places, layout=layout, lender=lender)
 
     @cached_property
     def scale(self) -> PreviousScale | None:

@@ -222,7 +222,7 @@ class ClientTrainer:
         if context.has_messages:
             names, received = (MESSAGE,), {**context.server.tensors, **received}
         examples = self.load(client.name, "train")
-        silo = context.mechanism.work(client.name, context.round, examples)
+        silo = context.mechanism.work(client.name, context.round, examples, [drawn.name for drawn, _ in self.drawn])
         return ClientJob(
             client=client,
             round=context.round,

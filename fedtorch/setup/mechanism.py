@@ -36,7 +36,7 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
     if plan.config.privacy.kind == "none":
         return make_plain(plan, is_server=is_server, is_new=is_new)
     if plan.config.privacy.kind == "record":
-        return make_record_level(plan)
+        return make_record_level(plan, make_masking(plan, is_server=is_server, is_new=is_new))
     if not is_server:
         return ClientLevel(terms_of(plan, 0.0), None, make_masking(plan, is_server=False))
     folder, settings = plan.config.folder / FOLDER, plan.config.privacy
@@ -83,7 +83,7 @@ def make_masking(plan: Plan, *, is_server: bool, is_new: bool = False, key: byte
     path = plan.config.folder / FOLDER / OPENINGS
     if is_server and is_new:
         path.unlink(missing_ok=True)
-    hides = plan.config.privacy.kind != "none"  # then a round's parties must not show who was drawn
+    hides = plan.config.privacy.kind == "client"  # then a round's parties must not show who was drawn
     leaders = tuple(ranks[0] for ranks in plan.topology.workers) if hides else None
     return Masking(
         settings.threshold, Openings(path if is_server else None, derived(key, "openings") if key else b""), leaders

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from fedtorch.config.schema import Config
 from fedtorch.core.client import folder_name
 from fedtorch.core.errors import ConfigError
 from fedtorch.privacy.ledger import FOLDER
+from fedtorch.privacy.public_sum import Masking
 from fedtorch.privacy.record.level import RecordLevel
+from fedtorch.privacy.record.shared import SharedNoise
 from fedtorch.privacy.record.silo import Silo
 from fedtorch.privacy.record.terms import SiloTerms, noise_for
+from fedtorch.privacy.secure_sum.terms import threshold_of
 from fedtorch.privacy.settings import Persons
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.prepared import InFolder
@@ -26,7 +30,18 @@ SILOS = ".privacy"
 def silo_terms(plan: Plan) -> dict[str, SiloTerms]:
     """Client -> its terms; where ε is given with the least noise multiplier that keeps it over all rounds."""
     trainings = plan.algorithm.limits.trainings
-    return {client.name: _terms(plan.config, client.name, trainings) for client in plan.clients}
+    found = {client.name: _terms(plan.config, client.name, trainings) for client in plan.clients}
+    if plan.config.privacy.noise_at == "local":
+        return found
+    pool, honest = sum(terms.units for terms in found.values()), threshold(plan) - plan.config.privacy.colluders
+    return {name: replace(terms, pool=pool, honest=max(1, honest)) for name, terms in found.items()}
+
+
+def threshold(plan: Plan) -> int:
+    """t: parts that a sum has at least, where noise is shared."""
+    secure = plan.config.privacy.secure_sum
+    assert secure is not None
+    return threshold_of(secure.threshold, len(plan.topology.workers))
 
 
 def _terms(config: Config, name: str, trainings: int) -> SiloTerms:
@@ -52,8 +67,8 @@ def _terms(config: Config, name: str, trainings: int) -> SiloTerms:
     )
 
 
-def make_record_level(plan: Plan) -> RecordLevel:
-    """Make the mechanism; a silo's files are opened, or made, where it trains."""
+def make_record_level(plan: Plan, masking: Masking | None) -> RecordLevel:
+    """Make the mechanism; a silo's files are opened, or made, where it trains. masking: where noise is shared."""
     config, task = plan.config, plan.training
 
     def open_silo(client: str) -> Silo:
@@ -68,7 +83,11 @@ def make_record_level(plan: Plan) -> RecordLevel:
         return by_person(task.persons(client))
 
     kept = plan.algorithm.limits.public_numbers
-    return RecordLevel(silo_terms(plan), config.privacy, open_silo, units, kept)
+    about = silo_terms(plan), config.privacy, open_silo, units, kept
+    if masking is None:
+        return RecordLevel(*about)
+    masking.count = len(plan.topology.workers)
+    return SharedNoise(*about, masking=masking)
 
 
 def silos_folder(plan: Plan) -> Path:

@@ -21,7 +21,7 @@ from fedtorch.train.batches import Batching, SplitBatch, StepPlan
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.lengths import Lengths
 from fedtorch.train.loop import LossCurve, Step, train
-from fedtorch.train.noised import train_noised
+from fedtorch.train.noised import noised_sum, train_noised
 from fedtorch.train.outgoing import Outgoing
 from fedtorch.train.settings import ClientConfig
 
@@ -77,6 +77,8 @@ class ClientJob:
     """that the client is drawn for a round"""
     parts: int = 1
     """into how many every micro-batch is cut, to be held in memory one by one"""
+    sum: Tensor | None = None
+    """where a sum of gradients is sent in place of a difference: it, once it was made"""
     silo: SiloWork | None = None
     """where each step is noised: the rows, and how; `examples` tells but how many are declared then"""
 
@@ -198,7 +200,20 @@ class ClientJob:
         start: Callable[[], None],
         before_step: GradientHook | None,
     ) -> LossCurve:
-        """As many noised steps as were planned."""
+        """As many noised steps as were planned; or one sum, which then waits to be sent."""
+        if silo.sends_sum:
+            self.sum, curve = noised_sum(
+                self.engine,
+                self.task,
+                silo,
+                client=self.client.name,
+                purpose=purpose,
+                facts=facts,
+                start=start,
+                parts=self.parts,
+            )
+            self.on_step(1)
+            return curve
         return train_noised(
             self.engine,
             self.task,
@@ -246,6 +261,9 @@ class ClientJob:
         Raises:
             UpdateError: as `send`.
         """
+        if self.sum is not None:  # whoever looks at what is returned looks at a part of a noised sum
+            self.send(name, self.sum)
+            return self.sum
         return self.outgoing.subtract(name, received, self.engine.on_cpu if trained is None else lambda _: trained)
 
     def collated(self, plans: Sequence[StepPlan], examples: Sequence[Any]) -> Iterator[Step]:

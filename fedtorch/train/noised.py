@@ -51,6 +51,31 @@ def train_noised(
             return LossCurve(tuple(losses), tuple(penalties), tuple(plan.epoch for plan in plans))
 
 
+def noised_sum(
+    engine: Engine,
+    task: HasLoss,
+    work: SiloWork,
+    *,
+    client: str,
+    purpose: str,
+    facts: Sequence[bytes | memoryview],
+    start: Callable[[], None],
+    parts: int = 1,
+) -> tuple[torch.Tensor, LossCurve]:
+    """This silo's part of a sum of gradients at the weights that `start` loads, with its share of the noise.
+
+    Flat over the trained parameters, float64, on the CPU; nothing is stepped along it here. Arguments as above.
+    """
+    gradients = UnitGradients(engine, task, work.per_unit, max(1, work.physical // parts), client)
+    while True:
+        steps = work.begin(purpose, facts)
+        start()
+        total, loss = _sum(gradients, work, steps)
+        part = torch.from_numpy(steps.release(total))
+        if steps.may_leave():
+            return part, LossCurve((loss,), (0.0,), (0,))
+
+
 def _sum(gradients: UnitGradients, work: SiloWork, steps: Steps) -> tuple[Numbers, float]:
     """The bounded gradients of a step's batch, added up, and their mean loss; zeros where the batch is empty."""
     engine = gradients.engine

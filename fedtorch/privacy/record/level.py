@@ -94,7 +94,7 @@ class RecordLevel(Mechanism):
             f"{terms.max_epsilon:g}; it rests"
         )
 
-    def work(self, client: str, round: int, examples: Sequence[Any]) -> SiloWork:
+    def work(self, client: str, round: int, examples: Sequence[Any], cohort: Sequence[str]) -> SiloWork:
         """Steps of the client in a round, each of which is noised.
 
         Raises:
@@ -111,7 +111,16 @@ class RecordLevel(Mechanism):
         def begin(purpose: str, facts: Iterable[bytes | memoryview]) -> NoisedSteps:
             return NoisedSteps(silo, terms, Place(round, purpose), settings.noise, [*about, *facts])
 
-        return SiloWork(examples, units, terms.units, self.max_rows, settings.per_unit, settings.physical, begin)
+        return SiloWork(
+            examples,
+            units,
+            terms.units,
+            self.max_rows,
+            settings.per_unit,
+            settings.physical,
+            terms.pool is not None,
+            begin,
+        )
 
     @property
     def max_rows(self) -> int:

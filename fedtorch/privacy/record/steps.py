@@ -77,12 +77,15 @@ class NoisedSteps:
         add_bounded(total, gradient, self._terms.clip, self.exponent)
 
     def release(self, total: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The step's noised gradient, of the sum of its bounded ones, in whose place it is written."""
+        """The step's noised gradient, of the sum of its bounded ones, in whose place it is written.
+
+        Where noise is shared it is this silo's part of the sum, whole numbers times 2^-e, which nothing divides yet.
+        """
         self._last = self._digest([self._last.encode(), total.view(np.uint8).data])
         terms, exponent = self._terms, self.exponent
-        ADD[self._noise](total, terms.noise_multiplier * math.ldexp(terms.clip, exponent), self._stream("noise"))
+        ADD[self._noise](total, terms.deviation, self._stream("noise"))
         self._step += 1
-        total *= math.ldexp(1.0, -exponent) / terms.batch
+        total *= math.ldexp(1.0, -exponent) / (terms.batch if terms.pool is None else 1)
         return total
 
     def may_leave(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,10 @@ class SiloTerms:
     """by all that was ever released of its rows; None: no limit"""
     most_steps: int | None = None
     """of the run; None: no limit"""
+    pool: int | None = None
+    """where noise is shared: units of all silos together, whose sum is one; None: each silo's sums are its own"""
+    honest: int = 1
+    """where noise is shared: so many shares of it are surely in a sum that is opened"""
 
     @property
     def rate(self) -> float:
@@ -50,7 +55,13 @@ class SiloTerms:
     @property
     def exponent(self) -> int:
         """e: numbers are multiples of 2^-e, by the most units that there may be."""
-        return exponent_of(self.clip, 2 * self.units)
+        return exponent_of(self.clip, 2 * (self.pool or self.units))
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise that this silo adds to one number of a sum, in steps of 2^-e."""
+        whole = self.noise_multiplier * math.ldexp(self.clip, self.exponent)
+        return whole / math.sqrt(self.honest)
 
     def part(self, steps: int) -> Part:
         """So many steps on these terms, for the account."""

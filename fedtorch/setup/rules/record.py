@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
+from fedtorch.algorithms.fedavg import FedAvg, FedOpt
 from fedtorch.algorithms.sums import why_not_record
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.record import threshold
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.prepared import InFolder
@@ -109,6 +111,48 @@ def delta_is_less_than_one_unit(plan: Plan) -> None:
             )
 
 
+def a_shared_round_is_one_gradient(plan: Plan) -> None:
+    """Refuse more than one step of a round, and rules beside a sum, where silos share the noise on it."""
+    config = plan.config
+    if config.privacy.noise_at != "shared":
+        return
+    why = "privacy.noise_at is shared but "
+    if any(hp.steps != 1 for hp in plan.settings):
+        raise ConfigError(
+            f"{why}client.steps is not 1: after a step of its own a unit would be in several gradients of a round; set "
+            "client.steps to 1, and more rounds"
+        )
+    algorithm = plan.algorithm
+    if not isinstance(algorithm, FedAvg) or type(algorithm) not in (FedAvg, FedOpt) or algorithm.robust is not None:
+        raise ConfigError(
+            f"{why}algorithm.name is {config.algorithm_name}, with which a round is more than one sum of gradients; "
+            "set it to fedavg or fedopt, without algorithm.robust"
+        )
+    if algorithm.weights != "declared":
+        raise ConfigError(
+            f"{why}algorithm.weights is {algorithm.weights}: a unit counts the same in whatever silo it is; set "
+            "algorithm.weights to declared"
+        )
+    if config.server.optimizer == "none":
+        raise ConfigError(f"{why}server.optimizer is none: the server steps along the gradient; set it to sgd or adam")
+    if config.clients.drawn != "all":
+        raise ConfigError(
+            f"{why}clients.per_round is {config.clients.drawn}: all silos have to share the noise; set all"
+        )
+    if config.partition.private:
+        raise ConfigError(f"{why}partition.private is set: nothing would train it; set partition.private to []")
+
+
+def enough_of_those_who_answer_are_honest(plan: Plan) -> None:
+    """Refuse as many colluders as a sum may have parts: nobody's noise would be left."""
+    config = plan.config.privacy
+    if config.noise_at == "shared" and config.colluders >= (needed := threshold(plan)):
+        raise ConfigError(
+            f"privacy.colluders is {config.colluders} but a sum is opened with {needed} parts (privacy.secure_sum."
+            f"threshold of {len(plan.topology.workers)} workers); set privacy.colluders to {needed - 1} or less"
+        )
+
+
 def units_do_not_mix(config: Config, module: nn.Module) -> None:
     """Refuse batch norm, and experts whose load is part of the loss: a row's gradient would depend on other rows."""
     if config.privacy.kind != "record":
@@ -137,6 +181,8 @@ SUBJECT = Subject(
         rows_are_used_as_they_are,
         nothing_public_is_made_of_rows,
         delta_is_less_than_one_unit,
+        a_shared_round_is_one_gradient,
+        enough_of_those_who_answer_are_honest,
     ),
     of_module=(units_do_not_mix,),
 )

@@ -38,7 +38,7 @@ def test_a_step_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         np.add(total, np.rint(np.array([0.3, -0.45]) * deviation), out=total)
 
     monkeypatch.setattr(module, "ADD", {"normal": add})
-    monkeypatch.setattr(NoisedSteps, "exponent", 8)
+    monkeypatch.setattr(SiloTerms, "exponent", 8)
     w = torch.tensor([1.0, -1.0])
     rows = [((3.0, 4.0), 1.0), ((0.6, 0.8), -0.2), ((0.0, 2.0), -2.0)]
     steps, total = begun(terms(units=4, batch=2)), np.zeros(2)
