@@ -79,6 +79,8 @@ def attack_run(
 
 def seen_by_server(options: AuditOptions) -> str:
     """Say what a run of these options tells its server, whatever the attacks look at."""
+    if options.silo is not None:
+        return "a round's noised sum" if options.hidden else "each update, of steps with noise of its silo's own"
     if not options.hidden:
         return "each update"
     if options.promised is not None:

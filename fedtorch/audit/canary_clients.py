@@ -9,16 +9,20 @@ from typing import Any
 
 from fedtorch.audit.canaries import Canaries, judged
 from fedtorch.audit.canary_rounds import canary_rounds
+from fedtorch.audit.canary_units import canary_units
 from fedtorch.audit.finding import LITTLE, Finding
 from fedtorch.audit.pictures import bars
 from fedtorch.audit.subject import AuditOptions, Subject
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.adaptive import bit_noise
+from fedtorch.privacy.record.terms import SiloTerms, epsilon_of
 from fedtorch.privacy.settings import PrivacyConfig
 
 NAME = "canaries"
 ABOUT = "epsilon of some rounds, from clients with known updates of which half are left out (2305.08846)"
 NEEDS = "to send updates as some of the clients, and what every round releases; no row of a client is trained on"
+MOST_STEPS = 20
+"""That are taken where units are canaries; what is claimed is epsilon of these."""
 MOST_ROUNDS = 5
 """That are run; what is claimed is epsilon of these."""
 
@@ -30,6 +34,8 @@ def why_not(subject: Subject) -> str:
         return "there is no noise to be estimated; give --clip and --noise"
     if missing := [name for name in ("dp_accounting", "cryptography") if find_spec(name) is None]:
         return f"{missing[0]} is not installed; pip install 'fedtorch-nlp[privacy]'"
+    if options.silo is not None:
+        return ""
     promise, expected = _promise(options), _rate(subject) * options.canaries
     if promise.adaptive is not None and 2 * bit_noise(promise.adaptive, expected) <= options.noise:
         return (
@@ -47,12 +53,29 @@ def attack(subject: Subject) -> Finding:
     """
     options = subject.options
     assert options.noise is not None
+    if options.silo is not None:
+        return _of_units(options, options.silo)
     rounds, rate = max(2, min(MOST_ROUNDS, subject.context.config.rounds)), _rate(subject)
     seen = canary_rounds(canaries=options.canaries, rounds=rounds, rate=rate, promise=_promise(options))
     claimed = Accountant(rate, options.noise, options.delta).epsilon(rounds)
     found = judged(seen.presence, seen.is_in, rate, seen.noise, claimed, options.delta)
     figures = _figures(found, rounds, options.canaries)
     return Finding(NAME, ABOUT, NEEDS, _said(found, rounds, options.delta), figures, bars(figures, "found"))
+
+
+def _of_units(options: AuditOptions, silo: SiloTerms) -> Finding:
+    """Units in place of clients: noised steps of the silo that pays most, or rounds of shared noise."""
+    assert options.promised is not None
+    steps = max(2, min(MOST_STEPS, silo.steps_in(silo.rounds)))
+    promise = replace(options.promised, noise_multiplier=options.noise, epsilon=None)
+    seen = canary_units(canaries=options.canaries, steps=steps, rate=silo.rate, promise=promise)
+    claimed = epsilon_of([(seen.rate, silo.noise_multiplier, steps)], options.delta)
+    found = judged(seen.presence, seen.is_in, seen.rate, seen.noise, claimed, options.delta)
+    figures = _figures(found, steps, options.canaries)
+    said = (
+        f"the unit is a {'row' if options.promised.unit == 'row' else 'person'}; {_said(found, steps, options.delta)}"
+    )
+    return Finding(NAME, ABOUT, NEEDS, said, figures, bars(figures, "found"))
 
 
 def _promise(options: AuditOptions) -> PrivacyConfig:

@@ -84,7 +84,10 @@ class Canaried:
     is_in: Tensor
     """shape (canaries,), bool: who was in"""
     noise: float
-    """standard deviation that is promised for a number of `presence`; above the noise multiplier where a clip moves"""
+    """standard deviation that is promised for a number of `presence`; above the noise multiplier where a clip moves, or
+    where more silos add noise than have to"""
+    rate: float = 1.0
+    """with which a canary that is in takes part in a round; of canary units"""
 
 
 class _Watched(Runner):
@@ -130,21 +133,21 @@ def canary_rounds(*, canaries: int, rounds: int, rate: float, promise: PrivacyCo
         clients = ClientsConfig(sampling="poisson", rate=rate)
         config = bare_config(task, Path(folder), rounds, lr=1.0, clients=clients, privacy=promise)
         if promise.secure_sum is None:
-            released = _released(config, LocalCommunicator(_names(config)))
+            each = released(config, LocalCommunicator(_names(config)))
         else:
-            released = fork_ranks(LEAST_PARTIES + 1, partial(_one_of_several, config))[0]["released"]
-    return Canaried(torch.tensor(released, dtype=torch.float64) * expected, task.is_in, noise)
+            each = fork_ranks(LEAST_PARTIES + 1, partial(one_of_several, config))[0]["released"]
+    return Canaried(torch.tensor(each, dtype=torch.float64) * expected, task.is_in, noise)
 
 
-def _one_of_several(config: Config) -> dict[str, Any]:
+def one_of_several(config: Config) -> dict[str, Any]:
     """Run the rounds on a rank of the job; gives the releases on the server's rank, and none elsewhere."""
     with DistributedCommunicator.join(_names(config), timeout_s=120) as comm:
         comm.preflight({})
-        released = _released(config, comm)
-        return {"released": released if comm.is_server else []}
+        each = released(config, comm)
+        return {"released": each if comm.is_server else []}
 
 
-def _released(config: Config, comm: Communicator) -> list[list[float]]:
+def released(config: Config, comm: Communicator) -> list[list[float]]:
     """Along each direction, of every round."""
     built = build(config, num_ranks=comm.size, rank=comm.rank)
     checkpoints = Checkpoints(config.folder / "checkpoints", keep=1)
@@ -155,5 +158,4 @@ def _released(config: Config, comm: Communicator) -> list[list[float]]:
 
 
 def _names(config: Config) -> tuple[str, ...]:
-    assert isinstance(config.task, CanaryTask)
     return tuple(config.task.manifest())

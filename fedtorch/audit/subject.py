@@ -20,6 +20,7 @@ from fedtorch.config import load as yaml_config
 from fedtorch.config.python_configs import Given
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError
+from fedtorch.privacy.record.terms import SiloTerms
 from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.rounds.checkpointing import restore
 from fedtorch.rounds.context import RoundContext
@@ -28,6 +29,7 @@ from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.setup.build import build
 from fedtorch.setup.mechanism import noise_of
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.record import silo_terms
 from fedtorch.setup.run_config import at_home, whole_paths
 
 
@@ -61,6 +63,8 @@ class AuditOptions:
     """what the run itself promises; its clip and noise are those above, unless others are given"""
     rate: float | None = None
     """with which such a run draws its clients"""
+    silo: SiloTerms | None = None
+    """of a run that promises something to rows or persons: the silo whose units it costs most"""
 
     def __post_init__(self) -> None:
         if self.noise is not None and self.clip is None:
@@ -132,6 +136,8 @@ class Subject:
     def why_no_update(self) -> str:
         """Why there is no update to be attacked; empty if there is."""
         context = self.context
+        if self.options.silo is not None:
+            return "no update leaves a silo without noise on every step (privacy.kind record); canaries try that"
         if not context.algorithm.exchanged_vectors:
             return "clients send nothing"
         if context.has_messages:
@@ -245,6 +251,14 @@ def _in_the_clear(config: Config, options: AuditOptions) -> tuple[Config, AuditO
     if promise.kind == "none":
         clip = promise.clip if isinstance(promise.clip, float) and options.clip is None else options.clip
         return replace(config, privacy=type(promise)()), replace(options, clip=clip)
+    if promise.kind == "record":
+        terms = silo_terms(plan := Plan.of(config, max(1, len(config.privacy.units) + 1)))
+        worst = max(terms.values(), key=lambda one: one.epsilon(one.rounds))
+        options = replace(options, promised=promise, silo=worst, clip=worst.clip, noise=worst.noise_multiplier)
+        algorithm = plan.algorithm
+        if getattr(algorithm, "weights", "") == "declared":
+            algorithm = replace(algorithm, weights="equal")  # type: ignore[call-arg]
+        return replace(config, privacy=type(promise)(), algorithm=algorithm), options
     clip = promise.first_clip if options.clip is None else options.clip
     noise = noise_of(Plan.of(config, 1)) if options.noise is None else options.noise
     options = replace(options, promised=promise, rate=config.clients.rate)

@@ -101,9 +101,9 @@ def _describe_records(plan: Plan) -> str:
 
 def describe_public_sum(plan: Plan) -> str:
     """Say what the sum becomes, for `--dry-run`; empty where sums are as always."""
-    if not is_public(plan):
-        return ""
     config = plan.config.privacy
+    if not is_public(plan) or config.kind == "record":  # of which `describe_private` says more
+        return ""
     scale = f"sums of updates clipped to {config.first_clip:g}, at a scale that follows from it alone, equal weights"
     if config.secure_sum is None:
         return f"public scale: {scale}; the server sees every update"

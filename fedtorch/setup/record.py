@@ -28,13 +28,19 @@ SILOS = ".privacy"
 
 
 def silo_terms(plan: Plan) -> dict[str, SiloTerms]:
-    """Client -> its terms; where ε is given with the least noise multiplier that keeps it over all rounds."""
+    """Client -> its terms; where ε is given with the least noise multiplier that keeps it over all rounds.
+
+    Where noise is shared it is one for all silos, the largest that one of them needs.
+    """
     trainings = plan.algorithm.limits.trainings
     found = {client.name: _terms(plan.config, client.name, trainings) for client in plan.clients}
     if plan.config.privacy.noise_at == "local":
         return found
     pool, honest = sum(terms.units for terms in found.values()), threshold(plan) - plan.config.privacy.colluders
-    return {name: replace(terms, pool=pool, honest=max(1, honest)) for name, terms in found.items()}
+    # a unit is hidden by the others' noise too, so that all add as much as the one that needs most
+    noise = max(terms.noise_multiplier for terms in found.values())
+    honest = max(1, honest)
+    return {n: replace(t, pool=pool, honest=honest, noise_multiplier=noise) for n, t in found.items()}
 
 
 def threshold(plan: Plan) -> int:

@@ -41,7 +41,13 @@ def _of_data(said: Mapping[str, Any]) -> str:
 def _of_records(said: Mapping[str, Any]) -> str:
     """Silo by silo: a unit is protected by its own silo's noise, whatever the others do."""
     outside = f"Outside the guarantee: {'; '.join(said['outside'])}"
-    how = f"{said['relation']}; Poisson batches, noise of each silo's own in every step, clip {said['clip']}"
+    noise = "noise of each silo's own in every step"
+    if said.get("noise_at") == "shared":
+        noise = (
+            f"shares of the noise on a round's sum, which nobody sees in parts; it is opened with {said['threshold']} "
+            f"parts or more, and holds against the server with {said['colluders']} silos"
+        )
+    how = f"{said['relation']}; Poisson batches, {noise}, clip {said['clip']}"
     if said["simulated"]:
         return f"simulated: nothing is promised, as everybody can compute the noise ({how}). {outside}"
     silos = "; ".join(

@@ -24,7 +24,9 @@ from fedtorch.privacy.record.steps import NoisedSteps, Place
 from fedtorch.privacy.record.terms import SiloTerms, epsilon_of
 from fedtorch.privacy.secure_sum.terms import threshold_of
 from fedtorch.setup.plan import Plan
+from fedtorch.setup.record import silo_terms
 from fedtorch.setup.rules import check_plan
+from fedtorch.tracking.privacy_statement import promise
 
 UNITS = {"a": 6, "b": 9, "c": 5, "d": 7}
 PATIENT = ("system.timeout=60",)
@@ -194,3 +196,19 @@ def test_what_is_more_than_one_sum_is_refused(
 def test_in_one_process_nobody_is_hidden(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there are 0 workers|a sum is opened with 1 parts"):
         fedtorch.run(str(config_for(tmp_path)))
+
+
+def test_all_silos_add_as_much_as_the_one_that_needs_most(tmp_path: Path) -> None:
+    """A unit is hidden by other silos' shares too: those with less noise would leave it less than it was promised."""
+    config = config_for(tmp_path, "per_silo: {b: {noise_multiplier: 3.0}, c: {noise_multiplier: 0.5}}")
+    found = silo_terms(Plan.of(load(str(config)), 4))
+    assert {terms.noise_multiplier for terms in found.values()} == {3.0}
+    assert {(terms.pool, terms.honest) for terms in found.values()} == {(27, 2)}
+    assert found["b"].epsilon(3) == epsilon_of([(4 / 9, 3.0, 3)], 0.01) < found["c"].epsilon(3)
+
+
+def test_the_card_says_whose_word_is_taken(tmp_path: Path) -> None:
+    config = config_for(tmp_path)
+    run_ranks(as_rank, 4, ["--config", str(config)], timeout=120)
+    said = promise(results(config)["privacy"])
+    assert "it is opened with 3 parts or more, and holds against the server with 1 silos" in said
