@@ -1,4 +1,4 @@
-"""Draws the pictures of the page on the architecture, from its table and `pictures.yaml`; run it as a script."""
+"""Draws pictures of the documentation, from the architecture's table and `pictures.yaml`; run it as a script."""
 
 from __future__ import annotations
 
@@ -148,14 +148,32 @@ def draw_update(lanes: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
+def draw_units(ways: Sequence[Mapping[str, Any]]) -> Figure:
+    """A row for each kind of privacy: what goes from a silo to the server and to everybody, and who sees what."""
+    figure, axes = canvas(920, 96 * len(ways) + 44)
+    for place, name in enumerate(("in the silo", "on the way", "at the server", "told to everybody")):
+        axes.text(166 + 212 * place, 18, name, ha="center", va="center", color=GREY, fontsize=9)
+    for row, way in enumerate(ways):
+        top = 96 * row + 36
+        for place, (head, text) in enumerate(way["boxes"]):
+            noised = head.endswith("*")
+            colours = WORKER if noised else STORE if place < 3 else SERVER
+            box(axes, (76 + 212 * place, top, 180, 70), colours, head.rstrip("*"), text)
+            if place:
+                arrow(axes, (76 + 212 * place - 32, top + 35), (76 + 212 * place, top + 35))
+        axes.text(12, top + 35, way["name"], ha="left", va="center", color=INK, fontsize=9, weight="bold")
+    return figure
+
+
 def draw(into: Path) -> None:
-    """Write the three pictures."""
+    """Write all pictures."""
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "fedtorch", "font.family": "DejaVu Sans"})
     source = yaml.safe_load((HERE / "pictures.yaml").read_text())
     figures = {
         "rooms": draw_rooms(rooms_of((HERE.parent / "architecture.md").read_text())),
         "sequence": draw_sequence(**source["sequence"]),
         "update": draw_update(**source["update"]),
+        "units": draw_units(**source["units"]),
     }
     for name, figure in figures.items():
         figure.savefig(into / f"{name}.svg", metadata={"Date": None, "Creator": None})

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.audit.canary_rounds import EMPTY, TOO_LONG, Canaried, Directions, one_of_several, released
 from fedtorch.comm.job.forked_ranks import fork_ranks
 from fedtorch.comm.local import LocalCommunicator
@@ -83,8 +82,8 @@ def canary_units(*, canaries: int, steps: int, rate: float, promise: PrivacyConf
     task = UnitTask(silos, each * silos, seed, TOO_LONG * promise.first_clip)
     with TemporaryDirectory() as folder:
         client = ClientConfig(optimizer="sgd", lr=1.0, batch_size=batch, steps=1)
-        config = bare_config(task, Path(folder), steps, lr=1.0, client=client, privacy=promise)
-        config = replace(config, algorithm=FedAvg(weights="declared"))
+        sections = {"client": client, "privacy": promise}
+        config = bare_config(task, Path(folder), steps, lr=1.0, weights="declared", **sections)
         if shared:
             config = replace(config, server=ServerConfig(optimizer="sgd", lr=1.0))
             found = fork_ranks(silos + 1, partial(one_of_several, config))[0]["released"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.client_level import ClientLevel
 from fedtorch.privacy.data_ledger import epsilon_of
 from fedtorch.privacy.record.level import OUTSIDE
-from fedtorch.privacy.record.terms import together
+from fedtorch.privacy.record.terms import SiloTerms, together
 from fedtorch.privacy.secure_sum.terms import threshold_of
 from fedtorch.setup.data_ledger import data_ledger
 from fedtorch.setup.mechanism import noise_of, releases_of, terms_of
@@ -57,46 +58,40 @@ def _describe_records(plan: Plan) -> str:
     """A row for each silo: its public numbers, ε by rounds, and when it rests."""
     config, terms = plan.config.privacy, silo_terms(plan)
     unit = "row" if config.unit == "row" else f"person (column {config.unit.column})"
-    shared = config.noise_at == "shared"
-    how = (
-        "shares of the noise on a sum that nobody sees in parts" if shared else "noise of each silo's own in every step"
-    )
+    how = "noise of each silo's own in every step"
+    if config.noise_at == "shared":
+        how = "shares of the noise on a sum that nobody sees in parts"
     said = f"privacy: of each {unit}, against the server and the other silos, by {how}"
     if config.simulate:
         return f"{said}\n  simulated: its noise can be computed by everybody, so nothing is promised"
     rounds = max(1, plan.config.rounds)
-    shown = sorted({1, max(1, rounds // 2), rounds})
-    heads = ["silo", "units", "rate", "steps", "noise", "delta", *(f"epsilon, round {number}" for number in shown)]
-    rows = [
-        [
-            name,
-            str(each.units),
-            f"{each.rate:.4g}",
-            str(each.steps_in(rounds)),
-            f"{each.noise_multiplier:.4f}",
-            f"{each.delta:g}",
-            *(f"{each.epsilon(number):.4f}" for number in shown),
-        ]
-        for name, each in terms.items()
-    ]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *rows)]
+    lines = _silos_table(terms, rounds)
     for name, each in terms.items():
         if each.max_epsilon is not None and (fits := each.rounds_within(each.max_epsilon)) < rounds:
             lines.append(f"{name} rests after {fits} of {rounds} rounds: privacy.max_epsilon {each.max_epsilon:g}")
-    if shared:
+    if config.noise_at == "shared":
         t, honest = threshold(plan), next(iter(terms.values())).honest
         lines.append(
             f"a sum is opened with {t} parts or more, {honest} of them of silos that do not tell the server theirs "
             f"(privacy.colluders {config.colluders}): a round's gradient has {math.sqrt(honest):.4g} times less noise "
             "than with local noise of the same epsilon"
         )
-    least = min(each.delta for each in terms.values())
     if len(terms) > 1:
-        every = together(list(terms.values()), rounds)
+        every, least = together(list(terms.values()), rounds), min(each.delta for each in terms.values())
         lines.append(f"somebody with rows in all silos: epsilon {every:.4f} at delta {least:g}")
     lines += [f"outside the guarantee: {what}" for what in OUTSIDE]
     return "\n  ".join([said, *lines])
+
+
+def _silos_table(terms: Mapping[str, SiloTerms], rounds: int) -> list[str]:
+    """Lines of a table, of which each column is as wide as it has to be."""
+    shown = sorted({1, max(1, rounds // 2), rounds})
+    rows = [["silo", "units", "rate", "steps", "noise", "delta", *(f"epsilon, round {number}" for number in shown)]]
+    for name, each in terms.items():
+        numbers = [str(each.units), f"{each.rate:.4g}", str(each.steps_in(rounds)), f"{each.noise_multiplier:.4f}"]
+        rows.append([name, *numbers, f"{each.delta:g}", *(f"{each.epsilon(number):.4f}" for number in shown)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 def describe_public_sum(plan: Plan) -> str:

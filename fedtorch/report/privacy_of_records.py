@@ -62,7 +62,7 @@ def is_silos(path: Path) -> bool:
 
 
 def silos_markdown(paths: Sequence[Path]) -> str:
-    """What each silo has released in all runs, by its own ledger; empty without one.
+    """A line for each silo's ledger: all that it has released, in whatever run; empty without one.
 
     Raises:
         CheckpointError: a ledger cannot be read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.config.schema import (
@@ -42,16 +42,24 @@ class BareTask(Task):
         return {"none": (0.0, len(examples))}
 
 
-def bare_config(task: BareTask, folder: Path, rounds: int, *, lr: float, **changes: Any) -> Config:
+def bare_config(
+    task: BareTask,
+    folder: Path,
+    rounds: int,
+    *,
+    lr: float,
+    weights: Literal["equal", "declared"] = "equal",
+    **changes: Any,
+) -> Config:
     """Config of a run in which clients take one step of SGD, and the server averages them; changes: of other sections.
 
-    It writes one checkpoint, at its end.
+    It writes one checkpoint, at its end. weights: of clients in the average.
     """
     usual = Config(
         run=RunConfig(name="bare", dir=str(folder), export="none"),
         rounds=rounds,
         task=task,
-        algorithm=FedAvg(weights="equal"),
+        algorithm=FedAvg(weights=weights),
         client=ClientConfig(optimizer="sgd", lr=lr, batch_size=1),
         clients=ClientsConfig(per_round="all"),
         eval=EvalConfig(every=0),

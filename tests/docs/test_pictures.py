@@ -1,4 +1,4 @@
-"""Pictures of the page on the architecture are those that its text comes to."""
+"""Pictures of the documentation are those that its text comes to."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def draw() -> ModuleType:
 def test_they_are_drawn_from_the_text_as_it_is_now(draw: ModuleType, tmp_path: Path) -> None:
     draw.draw(tmp_path)
     drawn = sorted(tmp_path.iterdir())
-    assert [path.name for path in drawn] == ["rooms.svg", "sequence.svg", "update.svg"]
+    assert [path.name for path in drawn] == ["rooms.svg", "sequence.svg", "units.svg", "update.svg"]
     stale = [path.name for path in drawn if path.read_text() != (IMAGES / path.name).read_text()]
     assert not stale, "run `python docs/images/draw.py`"
 
