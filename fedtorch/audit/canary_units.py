@@ -58,9 +58,9 @@ class UnitTask(BareTask):
         """Places, (B,), int64."""
         return {"places": torch.tensor(examples)}
 
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int]:
+    def loss(self, model: Any, batch: Any) -> tuple[Tensor, int]:
         """Linear, so that a unit's gradient is its canary."""
-        picked = model.get_parameter("w").index_select(0, batch["places"])
+        picked = model.w.index_select(0, batch["places"])
         return picked.sum() * self.length, len(batch["places"])
 
 

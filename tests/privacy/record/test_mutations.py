@@ -87,9 +87,12 @@ def test_a_broken_promise_is_noticed(name: str, tmp_path: Path) -> None:
     text = (package / file).read_text()
     assert text.count(old) == 1, (file, text.count(old))
     (package / file).write_text(text.replace(old, new))
-    where = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-    words = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not processes"]
+    words = ["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not processes", str(HERE / tests)]
+    begin = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import fedtorch, pytest; sys.exit(pytest.main({words!r}))"
+    )
+    where = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     found = subprocess.run(
-        [*words, str(HERE / tests)], cwd=HERE.parents[2], env=where, capture_output=True, text=True, check=False
+        [sys.executable, "-c", begin], cwd=HERE.parents[2], env=where, capture_output=True, text=True, check=False
     )
     assert found.returncode == 1 and "1 failed" in found.stdout, found.stdout[-2000:]

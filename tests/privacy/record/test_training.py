@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,27 @@ def test_how_many_units_are_in_memory_changes_no_bit() -> None:
         physical: trained(engine(), work(rows, units, terms_of(9, 6), physical=physical), 4) for physical in (1, 4, 16)
     }
     assert found[1] == found[4] == found[16]
+
+
+class Named(Quadratic):
+    """Batches as vmap takes them."""
+
+    def collate(self, examples: Sequence[Any], train: bool) -> Any:
+        return {"rows": super().collate(examples, train)}
+
+    def loss(self, model: Any, batch: Any) -> tuple[torch.Tensor, int]:
+        rows = batch["rows"]
+        point = torch.cat([model.w, model.head])
+        return (0.5 * rows[:, :1] * (point - rows[:, 1:]) ** 2).sum(), len(rows)
+
+
+def test_both_ways_to_the_gradients_take_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each unit is clipped by itself, also where all gradients of a chunk come at once."""
+    monkeypatch.setitem(globals(), "TASK", Named(clients={}, start=(0.3, -0.7), head=(0.1,), double=False))
+    rows = [(1.0 + n, n / 3) for n in range(9)]
+    about = work(rows, [(n,) for n in range(9)], terms_of(9, 6, clip=0.1))
+    alone, together = (trained(engine(), replace(about, per_unit=how), 1) for how in ("loop", "vmap"))
+    assert together == pytest.approx(alone, abs=1e-7)
 
 
 def test_a_training_that_must_not_leave_is_done_again_from_its_start() -> None:
