@@ -16,10 +16,12 @@ from rich.table import Table
 from tqdm import tqdm
 
 from fedtorch.config import load as yaml_config
+from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError, print_error
 from fedtorch.core.scores import sharers
 from fedtorch.core.shown import plain
 from fedtorch.core.terminal import PlainConsole, log_to_terminal
+from fedtorch.setup.data_units import HEADS, unit_table
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import check_data
 from fedtorch.tasks.own import OwnTask
@@ -37,6 +39,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
         task = own_task(config.task, config.task_name)
         found = _looked_at(task)
         show(found, task)
+        show_units(config)
         picture = args.out or args.config[0].with_name(f"{args.config[0].stem}.check.png")
         draw(found, picture)
         print(f"picture: {picture}")
@@ -102,6 +105,24 @@ def show(found: Overview, task: OwnTask) -> None:
         console.print(line, soft_wrap=True)
     for leak in found.leaks:
         console.print(f"  {leak}", soft_wrap=True)
+
+
+def show_units(config: Config) -> None:
+    """A table of the units of a promise about rows or persons; nothing without one.
+
+    Raises:
+        ConfigError: clients have no declared number of units, or names of some are wrong.
+    """
+    rows, lines = unit_table(config)
+    if not rows:
+        return
+    table = Table(*HEADS, box=box.SIMPLE)
+    for row in rows:
+        table.add_row(*map(plain, row))
+    console = PlainConsole()
+    console.print(table)
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 def _sizes(splits: Sequence[str], has_labels: bool, shared: Collection[str] = ()) -> dict[str, Any]:

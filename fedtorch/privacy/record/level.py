@@ -30,7 +30,7 @@ STEPS = "noised_steps"
 _OF_SILO = "privacy/steps/"
 OUTSIDE = (
     "vocabularies, tokenizers, label sets, clusters and partitions that were fitted to rows",
-    "which silos take part, and how long their rounds take",
+    "which silos take part, whether their training failed, and how long their rounds take",
     "a silo's own administrator, who has the rows",
 )
 """What the guarantee says nothing about, in every run."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.privacy.accounting import least_noise, total_epsilon
+from fedtorch.privacy.accounting import INTERVAL, least_noise, total_epsilon
 from fedtorch.privacy.clip import exponent_of
 
 RELATION = "add or remove one unit of one silo"
@@ -120,17 +120,23 @@ def _epsilon(parts: tuple[Part, ...], delta: float) -> float:
     return total_epsilon(parts, delta)
 
 
-def epsilon_of_rows(rows: int, *, rate: float, noise_multiplier: float, steps: int, delta: float) -> float:
+def epsilon_of_rows(
+    rows: int, *, rate: float, noise_multiplier: float, steps: int, delta: float, interval: float = INTERVAL
+) -> float:
     """ε of a person with so many rows where the unit is a row: how many of them are in a batch is binomial.
 
-    A pair that dominates: N(0, z²) beside the mixture of N(j, z²), j ~ Bin(rows, q), both ways round.
+    A pair that dominates: N(0, z²) beside the mixture of N(j, z²), j ~ Bin(rows, q), both ways round. interval: between
+    values of the privacy loss, of which a larger one is faster and never tells too little.
     """
     from dp_accounting.pld import privacy_loss_distribution
     from scipy.stats import binom
 
     shares = [float(binom.pmf(j, rows, rate)) for j in range(rows + 1)]
     one = privacy_loss_distribution.from_mixture_gaussian_mechanism(
-        noise_multiplier, sensitivities=[float(j) for j in range(rows + 1)], sampling_probs=shares
+        noise_multiplier,
+        sensitivities=[float(j) for j in range(rows + 1)],
+        sampling_probs=shares,
+        value_discretization_interval=interval,
     )
     return float(one.self_compose(steps).get_epsilon_for_delta(delta))
 

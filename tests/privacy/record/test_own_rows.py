@@ -15,8 +15,9 @@ import fedtorch
 from fedtorch.core.errors import ConfigError
 from fedtorch.main import main
 from fedtorch.privacy.record.silo import Silo
-from fedtorch.privacy.record.terms import SiloTerms, epsilon_of
+from fedtorch.privacy.record.terms import SiloTerms, epsilon_of, epsilon_of_rows
 from fedtorch.report.command_line import main as report
+from fedtorch.setup.data_check import main as data_check
 
 
 @pytest.fixture(autouse=True)
@@ -211,3 +212,19 @@ def test_a_silo_of_which_nothing_left_has_spent_nothing(tmp_path: Path, capsys: 
     Silo.open(tmp_path / "silo", "run")
     report(["privacy", str(tmp_path / "silo" / "ledger.jsonl"), "--out", str(tmp_path)])
     assert "ledger.jsonl | 0 | 0 | 1 | 0.0000 |" in capsys.readouterr().out
+
+
+def test_a_silo_looks_at_its_units_before_it_declares_them(tmp_path: Path, capsys: Any) -> None:
+    path = config(tmp_path, promise="per_silo: {shop: {noise_multiplier: 2.0}}")
+    path.write_text(path.read_text().replace("clinic: 8", "clinic: 4").replace("batch_size: 4", "batch_size: 2"))
+    assert data_check([str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "client units declared units here rows of a unit, median most" in said
+    assert "bank 8 8 2 3 clinic 4 8 2 3 shop 8 8 2 3" in said
+    assert "clinic has 200% of the units that it declares; rates and noise follow from those" in said
+    assert "bank: if the unit were a row, the person with 3 rows would pay epsilon" in said
+    rows = epsilon_of_rows(3, rate=0.25, noise_multiplier=1.0, steps=8, delta=0.01, interval=0.01)
+    assert f"pay epsilon {rows:.2f} and not {epsilon_of([(0.25, 1.0, 8)], 0.01):.2f}" in said
+    path.write_text(path.read_text().replace("clinic: 4", "clinic: 3"))
+    assert data_check([str(path)]) == 0
+    assert "clinic has more than twice the units that it declares, and would not train" in capsys.readouterr().out
