@@ -59,7 +59,10 @@ class HetLoRA(UnlikeRanks):
     @property
     def limits(self) -> Limits:
         """It weighs by what clients have learned."""
-        return replace(super().limits, weighting=NORM)
+        found = super().limits
+        # norms are of noised factors, where steps are noised
+        why_not = None if found.why_not_record is None else ""
+        return replace(found, weighting=NORM, why_not_record=why_not, public_numbers=(NORM, RANK))
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:
         """‖B_i A_i‖_F / Σ_j ‖B_j A_j‖_F; by the norm that is measured of what came, none is above ‖(A_i, B_i)‖²/2."""

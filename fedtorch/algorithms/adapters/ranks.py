@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from fedtorch.algorithms.adapters.factors import Pair, norm_of_product, pairs_of, rank_places, stacked
 from fedtorch.algorithms.base import Updates, Way
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.algorithms.limits import Limits
+from fedtorch.algorithms.limits import Limits, why_not_weighed
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.overrides import definer
 from fedtorch.core.places import Places
 from fedtorch.core.ranges import Count
 from fedtorch.core.scores import AGGREGATION_ERROR
@@ -28,6 +29,7 @@ from fedtorch.core.server import ServerState
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout, Weights
+from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.job import ClientJob
 
 NORM = "product_norm"
@@ -50,8 +52,12 @@ class UnlikeRanks(FedAvg):
     @property
     def limits(self) -> Limits:
         """Scales are set in the module, which DeepSpeed takes apart; clients send factors of unlike places."""
+        base = definer(type(self), "client_update")
+        ours = base is not None and base.__module__.startswith("fedtorch.")
         return replace(
             super().limits,
+            why_not_record=why_not_weighed(self.weights) if ours else None,
+            public_numbers=(NORM,),
             engines=("torch",),
             why_not_deepspeed="sets ranks and scales in the module for every client",
             why_not_robust="has clients of unlike rank, which send different numbers",
@@ -107,7 +113,7 @@ class UnlikeRanks(FedAvg):
         try:
             own = task.scale_adapter(job.engine.module, rank)
             rescale(layout, begun, scale / own)
-            curve = job.train(begun, before_step=self.correction(job))
+            curve = job.train(begun, before_step=_within(job, rank, self.correction(job)))
         finally:
             task.scale_adapter(job.engine.module, None)
         trained = job.engine.snapshot()
@@ -229,3 +235,23 @@ def truncated(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         a[count:] = whole[count:rank]
     a[:count] = rows
     return b, a
+
+
+def _within(job: ClientJob, rank: int, hook: GradientHook | None) -> GradientHook | None:
+    """The hook; where steps are noised also a limit to the client's rank, beyond which factors have to stay 0."""
+    pairs = pairs_of(job.engine.shared)
+    if job.silo is None or all(job.engine.shared.shapes[job.engine.shared.names.index(p.a)][0] <= rank for p in pairs):
+        return hook
+    names = [name for name in job.engine.trained_names if name in set(job.engine.shared.names)]
+    places = [(names.index(pair.a), names.index(pair.b)) for pair in pairs]
+
+    @torch.no_grad()
+    def within(engine: Engine) -> Tensor | None:
+        penalty = hook(engine) if hook is not None else None
+        gradients = engine.shared_gradients()
+        for a, b in places:
+            gradients[a][rank:].zero_()
+            gradients[b][:, rank:].zero_()
+        return penalty
+
+    return within

@@ -60,6 +60,29 @@ def test_an_adapter_and_a_head_train(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "model" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "{name: rolora, weights: equal}",
+        "{name: hetlora, ranks: {bank: 1}, rank_decay: 0.5}",
+        "{name: flexlora, weights: declared, ranks: {bank: 1}}",
+        "{name: flora, weights: equal}",
+        "{name: fedex, weights: equal, ranks: {bank: 1}}",
+        "{name: fedavg, weights: equal, robust: trimmed_mean}",
+    ],
+)
+def test_rules_for_adapters_train_along_noised_steps(algorithm: str, tmp_path: Path) -> None:
+    """Factors beyond a client's rank stay 0, though all numbers have noise."""
+    path = config(tmp_path)
+    text = path.read_text().replace(BERT, BERT[:-1] + ", adapter: {kind: lora, r: 2}}")
+    path.write_text(text.replace("algorithm: {name: fedavg, weights: equal}", f"algorithm: {algorithm}"))
+    assert main(["--config", str(path)]) == 0
+    records = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rounds = [json.loads(line)["extra"] for line in records if json.loads(line)["kind"] == "round"]
+    assert [each["privacy/silos"] for each in rounds] == [3.0, 3.0]  # nobody failed
+    assert all(len(Silo.open(tmp_path / "silos" / silo, "").trainings()) == 2 for silo in SILOS)
+
+
 @pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_any_ranks_give_the_bits_of_one_process(ranks: int, tmp_path: Path) -> None:
     path = config(tmp_path)
