@@ -88,7 +88,8 @@ class OwnTask(InFolder):
 
     def with_persons(self, column: str) -> Self:
         """This task with the column that says which person a row is about."""
-        return replace(self, data=replace(self.data, person=column))
+        # itself where it has the column already: what is cached, and what ranks have told each other, stays
+        return self if self.data.person == column else replace(self, data=replace(self.data, person=column))
 
     def persons(self, client: str) -> list[str]:
         """Which person each training row is about."""
