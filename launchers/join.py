@@ -32,8 +32,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.join"
         return rank, [
             f"{prog}: silo {' and '.join(ranks[rank])}, rank {rank} of {len(ranks) + 1}, of the server at "
             f"{args.server}",
-            "the server will see: how many examples and characters each split has, digests of the files, losses, "
-            "scores, and every round's update of the shared weights, from which text can be inferred (docs/safety.md)",
+            f"the server will see: {silo.seen(config)}",
             f"here stay: the data; private weights and what else clients keep, their own models and this log, in "
             f"{config.folder} (on a disk of this machine, if that is one)",
             f"waits for the server, and every time for the others, at most {silo.waits_s(config):g} s "

@@ -13,17 +13,6 @@ from fedtorch.config.schema import Config
 from . import silo
 
 
-def received(config: Config) -> str:
-    """Say in words what the server gets from clients."""
-    masked = config.privacy.secure_sum is not None
-    sums = ", of which it learns the sum alone if it keeps to the protocol (docs/secure-sum.md)" if masked else ""
-    return (
-        f"from them it gets: sizes and digests of their files, losses, scores, and every round's "
-        f"{'masked ' if masked else ''}updates of the shared weights{sums}, from which text can be inferred "
-        "(docs/safety.md); no text, no private weights"
-    )
-
-
 def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.serve") -> int:
     """Serve; returns the run's exit code."""
     parser = silo.parser(prog, __doc__)
@@ -34,7 +23,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.serve
         return 0, [
             f"{prog}: the server, rank 0 of {len(ranks) + 1}, at {args.listen}; waits for "
             + ", ".join(f"{' and '.join(names)} (rank {rank})" for rank, names in sorted(ranks.items())),
-            received(config),
+            f"from them it gets: {silo.seen(config)}; no text, no private weights",
             f"here stay: the global model, records and status, in {config.folder}",
             f"waits for silos at most {silo.waits_s(config):g} s (system.start_timeout), and after the run's end for "
             f"those that were away then at most {silo.stays_s(config):g} s (system.end_timeout)",

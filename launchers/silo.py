@@ -104,6 +104,23 @@ def environment(
     }
 
 
+def seen(config: Config) -> str:
+    """Say in words what the server gets from silos."""
+    privacy, inferred = config.privacy, "from which text can be inferred (docs/safety.md)"
+    alone = ", of which it learns the sum alone if it keeps to the protocol (docs/secure-sum.md)"
+    if privacy.kind == "record":
+        sent = "every round's update of the shared weights, each of whose steps has noise of its silo's own"
+        if privacy.noise_at == "shared":
+            sent = f"every round's masked sum of gradients with a share of the noise{alone}"
+        scores = "scores, " if "scores" in privacy.reveal else ""
+        return f"how many units are declared, {scores}numbers of steps, and {sent} (docs/privacy-units.md)"
+    masked = privacy.secure_sum is not None
+    return (
+        "how many examples and characters each split has, digests of the files, losses, scores, and every round's "
+        f"{'masked ' if masked else ''}update of the shared weights{alone if masked else ''}, {inferred}"
+    )
+
+
 def waits_s(config: Config) -> float:
     """How long sides wait for each other at the start."""
     system = config.system
