@@ -10,14 +10,18 @@ import pytest
 from ranks import run_ranks
 from record_rows import BERT, MODELS, SILOS, config, rows
 from supervisor import as_rank
+from toy import Quadratic
 
 import fedtorch
 from fedtorch.core.errors import ConfigError
 from fedtorch.main import main
 from fedtorch.privacy.record.silo import Silo
 from fedtorch.privacy.record.terms import SiloTerms, epsilon_of, epsilon_of_rows
+from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.report.command_line import main as report
+from fedtorch.report.privacy_of_records import records_markdown
 from fedtorch.setup.data_check import main as data_check
+from fedtorch.setup.declared import declared
 
 
 @pytest.fixture(autouse=True)
@@ -204,6 +208,37 @@ def test_persons_are_for_rows_with_columns(tmp_path: Path) -> None:
         fedtorch.run({"task": toy, "privacy": privacy, **how})
 
 
+def test_what_is_no_name_of_a_person_is_refused(tmp_path: Path) -> None:
+    path = config(tmp_path)
+    source = tmp_path / "rows" / "text_classification.jsonl"
+    bad = {"text": "sun", "label": "good", "silo": "bank", "patient": True}
+    source.write_text(source.read_text() + json.dumps(bad))
+    with pytest.raises(
+        fedtorch.DataError, match=r"jsonl:46: what names a person is a bool; expected"
+    ):
+        fedtorch.run(str(path))
+
+
+@pytest.mark.parametrize("reveal", [False, True])
+def test_sizes_of_held_back_rows_are_told_with_the_scores_alone(reveal: bool) -> None:
+    about: dict[str, Any] = {"clip": 1.0, "noise_multiplier": 1.0, "delta": 0.1, "units": {"a": 8}}
+    promise = PrivacyConfig("record", reveal=("scores",) if reveal else (), **about)
+    task = declared(Quadratic(clients={"a": (1.0, 1.0, 6)}), promise)
+    assert task.manifest() == {"a": {"train": 8, **({"dev": 3, "test": 3} if reveal else {})}}
+    assert len(task.load("a", "train")) == 6 and task.cost("a") == 1.0
+
+
+def test_a_person_in_two_silos_is_told_at_the_lesser_delta(tmp_path: Path) -> None:
+    each = {"units": 100, "rate": 0.5, "steps": 4, "noise_multiplier": 2.0, "epsilon": 1.0}
+    silos = {"a": {**each, "delta": 0.01}, "b": {**each, "delta": 0.001}}
+    said = {"kind": "record", "simulated": False, "unit": "row", "silos": silos, "outside": ["what is outside"]}
+    (tmp_path / "results.json").write_text(json.dumps({"privacy": said}))
+    text = records_markdown([tmp_path])
+    assert f"A person in all of them: epsilon {epsilon_of([(0.5, 2.0, 8)], 0.001):.4f} at delta 0.001." in text
+    (tmp_path / "results.json").write_text(json.dumps({"privacy": {**said, "silos": {"a": silos["a"]}}}))
+    assert "A person in all" not in records_markdown([tmp_path])
+
+
 def test_a_row_of_nobody_is_refused_with_its_line(tmp_path: Path) -> None:
     path = config(tmp_path)
     source = tmp_path / "rows" / "text_classification.jsonl"
@@ -251,3 +286,6 @@ def test_a_silo_looks_at_its_units_before_it_declares_them(tmp_path: Path, capsy
     path.write_text(path.read_text().replace("clinic: 4", "clinic: 3"))
     assert data_check([str(path)]) == 0
     assert "clinic has more than twice the units that it declares, and would not train" in capsys.readouterr().out
+    path.write_text(path.read_text().replace("bank: 8,", "bank: 16,"))
+    assert data_check([str(path)]) == 0
+    assert "bank has" not in capsys.readouterr().out  # half as many as it declares

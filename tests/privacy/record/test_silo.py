@@ -103,6 +103,7 @@ def test_a_key_of_another_length_is_refused(tmp_path: Path) -> None:
         json.dumps({**asdict(ONE), "end": None}),
         json.dumps({**asdict(ONE), "delta": 1}),
         json.dumps({**asdict(ONE), "delta": 0.0}),
+        json.dumps({**asdict(ONE), "delta": 1.5}),
         json.dumps({**asdict(ONE), "more": 1}),
         json.dumps({"run": "run"}),
         json.dumps({"form": 1}),

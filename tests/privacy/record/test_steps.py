@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedtorch.privacy.record import steps as module
 from fedtorch.privacy.record.silo import Silo
-from fedtorch.privacy.record.steps import NoisedSteps, Place, add_bounded
+from fedtorch.privacy.record.steps import LIMIT, NoisedSteps, Place, add_bounded
 from fedtorch.privacy.record.terms import SiloTerms
 
 KEY = bytes(range(32))
@@ -167,3 +167,24 @@ def test_a_training_without_steps_leaves_no_line() -> None:
     silo = Silo(KEY, None)
     assert NoisedSteps(silo, terms(), Place(0, "train"), "normal", FACTS).may_leave()
     assert silo.trainings() == []
+
+
+def test_a_training_is_entered_with_its_steps_and_terms() -> None:
+    silo = Silo(KEY, None, "run")
+    steps = NoisedSteps(silo, terms(z=2.0), Place(3, "personal"), "normal", FACTS)
+    assert all(type(steps.coins()) is int and 0 <= steps.coins() < 2**63 for _ in range(3))
+    for _ in range(3):
+        steps.release(np.zeros(2))
+    assert steps.may_leave()
+    (one,) = silo.trainings()
+    assert (one.run, one.round, one.purpose, one.attempt, one.steps) == ("run", 3, "personal", 0, 3)
+    assert (one.rate, one.noise_multiplier, one.delta) == (0.1, 2.0, 1e-4) and one.start != one.end
+
+
+def test_sums_of_as_many_units_as_there_may_be_are_exact() -> None:
+    assert LIMIT * 2**19 * 2.0 ** terms(units=2**19, batch=1).exponent <= 2**51
+
+
+def test_discrete_noise_has_its_variance_too() -> None:
+    steps = NoisedSteps(Silo(KEY, None), terms(z=2.0), Place(0, "train"), "discrete", FACTS)
+    assert steps.release(np.zeros(5000)).var() == pytest.approx((2.0 / 10) ** 2, rel=0.1)
