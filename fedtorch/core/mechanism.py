@@ -91,8 +91,8 @@ class Mechanism:
     def expect(self, round: int, numbers: int) -> None:
         """On the server, which now waits while others train: so many numbers are to be released in this round."""
 
-    def rests(self, client: str) -> str:
-        """Where a client trains: why it must not, in this round; empty: it may."""
+    def rests(self, client: str, round: int) -> str:
+        """Where a client trains: why it must not, in this round (from 0); empty: it may."""
         return ""
 
     def work(self, client: str, round: int, examples: Sequence[Any], cohort: Sequence[str]) -> SiloWork | None:
@@ -132,7 +132,7 @@ class Mechanism:
         """
         return total
 
-    def facts(self, round: int, facts: RoundFacts) -> RoundFacts:
+    def facts(self, round: int, facts: RoundFacts, server: ServerState) -> RoundFacts:
         """On the server, after a round (from 0): what is recorded of it."""
         return facts
 

@@ -224,7 +224,7 @@ class ClientLevel(Mechanism):
         """ε of all releases so far."""
         return self.account.epsilon_of(self._own_ledger.spent)
 
-    def facts(self, round: int, facts: RoundFacts) -> RoundFacts:
+    def facts(self, round: int, facts: RoundFacts, server: ServerState) -> RoundFacts:
         """ε so far, and the clip where it moves; who took part, how many, and what they sent is left out."""
         figures = {} if self.settings.adaptive is None else {"privacy/clip": self._clip}
         shown = [("", "simulated privacy")]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedtorch.core.errors import RefusedUpdatesError
 from fedtorch.core.mechanism import Mechanism, RoundFacts
+from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
 from fedtorch.privacy.clip import bound, exponent_of
 from fedtorch.privacy.secure_sum.openings import Openings
@@ -139,7 +140,7 @@ class PublicSum(Mechanism):
         """Return what became of the round; None: nothing yet."""
         return None if self.masking is None else settled_clients(self.masking, round)
 
-    def facts(self, round: int, facts: RoundFacts) -> RoundFacts:
+    def facts(self, round: int, facts: RoundFacts, server: ServerState) -> RoundFacts:
         """With a secure sum nothing by client: what stays local has no place in the records."""
         if self.masking is None:
             return facts

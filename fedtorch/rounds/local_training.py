@@ -142,7 +142,7 @@ class ClientTrainer:
         report, failure, of_a_peer = Report(client.name), "", False
         self._steps = 0
         try:
-            if why := self.context.mechanism.rests(client.name):
+            if why := self.context.mechanism.rests(client.name, self.context.round):
                 log.warning("round %d: client %s: %s", self.context.round + 1, client.name, why)
                 return self.context.mechanism.reported(Report(client.name, status=RESTS))
             report = self._train_client(client, parts)

@@ -274,7 +274,7 @@ class Runner:
             if report.is_ok:
                 traffic.update({name: int(value) for name, value in report.extra.items() if name.endswith("_bytes")})
         facts = RoundFacts(shown, self.weights, context.seconds, traffic, self.figures)
-        facts = context.mechanism.facts(context.round - 1, facts)
+        facts = context.mechanism.facts(context.round - 1, facts, context.server)
         self.result.reports.update({report.client: report for report in facts.reports or ()})
         tracker.round(context.round - 1, facts)
 

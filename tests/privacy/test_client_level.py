@@ -99,7 +99,7 @@ def test_a_release_is_the_sum_with_noise_over_qn_and_moves_the_clip(settings: Pr
     count = noised_count(2, 0.6, Stream(derived(KEY, "count", 0, 0)))
     clip = {CLIP: moved(0.5, RULE, count, 4.0)} if settings is MOVING else {}
     assert {name: state.numbers[name] for name in state.numbers if name == CLIP} == pytest.approx(clip, rel=1e-12)
-    facts = rule.facts(0, RoundFacts(None))
+    facts = rule.facts(0, RoundFacts(None), ServerState({}))
     assert ("privacy/clip" in facts.figures) == (settings is MOVING)
 
 
@@ -214,16 +214,19 @@ def test_a_state_with_releases_that_the_ledger_lacks_is_refused(tmp_path: Any) -
 def test_losses_that_are_revealed_are_the_mean_over_the_rows_of_clients_that_did_not_fail() -> None:
     told, all_of = level(replace(FIXED, reveal=("losses",))), Report("c", status="failed", examples=9, loss_mean=50.0)
     reports = [Report("a", examples=1, loss_mean=1.0), Report("b", examples=3, loss_mean=3.0), all_of]
-    assert told.facts(0, RoundFacts(reports)).loss == 2.5 and level().facts(0, RoundFacts(reports)).loss is None
+    assert (
+        told.facts(0, RoundFacts(reports), ServerState({})).loss == 2.5
+        and level().facts(0, RoundFacts(reports), ServerState({})).loss is None
+    )
     for nobody in ((), None, [all_of]):
-        assert told.facts(0, RoundFacts(nobody)).loss is None
+        assert told.facts(0, RoundFacts(nobody), ServerState({})).loss is None
 
 
 def test_what_is_said_at_the_end() -> None:
-    simulated = level(replace(MOVING, simulate=True, seed=1)).summary()
+    simulated = level(replace(MOVING, simulate=True, seed=1)).summary(ServerState({}))
     assert simulated["simulated"] and simulated["clip"] == "adaptive" and "epsilon" not in simulated
-    assert level(replace(FIXED, simulate=True, seed=1)).facts(0, RoundFacts(None)).figures == {}
-    said = level().summary()
+    assert level(replace(FIXED, simulate=True, seed=1)).facts(0, RoundFacts(None), ServerState({})).figures == {}
+    said = level().summary(ServerState({}))
     assert (said["epsilon"], said["releases"], said["clip"], said["simulated"]) == (0.0, 0, 0.5, False)
     assert level().settled(0) is None and len(level().outside) == 3
     assert len(level(replace(FIXED, reveal=("losses", "sizes"))).outside) == 5

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedtorch.core.mechanism import RoundFacts
+from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
 from fedtorch.privacy.public_sum import Masking, PublicSum
 from fedtorch.privacy.secure_sum.openings import Openings
@@ -38,11 +39,14 @@ def test_with_a_secure_sum_a_record_has_how_many_took_part_and_no_client() -> No
     facts = RoundFacts(
         [Report("a"), Report("b", status="failed"), Report("c")], {"a": 1.0}, {"train": 2.0}, figures={"x": 1.0}
     )
-    assert PublicSum(1.0, 3).facts(0, facts) is facts and PublicSum(1.0, 3).shows_losses
+    assert PublicSum(1.0, 3).facts(0, facts, ServerState({})) is facts and PublicSum(1.0, 3).shows_losses
     masked = PublicSum(1.0, 3, Masking(0.7, Openings(None)))
-    found = masked.facts(0, facts)
+    found = masked.facts(0, facts, ServerState({}))
     assert found == RoundFacts(None, seconds={"train": 2.0}, figures={"x": 1.0, "secure_sum/clients": 2.0})
-    assert masked.facts(0, RoundFacts(None)).figures == {"secure_sum/clients": 0.0} and not masked.shows_losses
+    assert (
+        masked.facts(0, RoundFacts(None), ServerState({})).figures == {"secure_sum/clients": 0.0}
+        and not masked.shows_losses
+    )
 
 
 def test_whose_sum_it_is_is_known_once_it_is_settled() -> None:

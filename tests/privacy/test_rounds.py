@@ -24,6 +24,7 @@ from fedtorch.config.schema import EvalConfig
 from fedtorch.core.errors import BudgetError, CheckpointError
 from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.places import Places
+from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import CLIP
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
@@ -260,7 +261,7 @@ def test_revealed_losses_are_one_number_per_round(tmp_path: Path) -> None:
     result = runner.run()
     assert "the mean training loss" in str(result.privacy["outside"])
     reports = [Report("a", examples=1, loss_mean=1.0), Report("b", examples=3, loss_mean=3.0)]
-    facts = mechanism.facts(0, RoundFacts(reports))
+    facts = mechanism.facts(0, RoundFacts(reports), ServerState({}))
     assert facts.reports is None and facts.loss == 2.5
 
 

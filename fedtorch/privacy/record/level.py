@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedtorch.core.errors import ConfigError
+from fedtorch.core.errors import ConfigError, UpdateError
 from fedtorch.core.mechanism import Mechanism, RoundFacts
 from fedtorch.core.server import ServerState
 from fedtorch.core.silo_work import SiloWork
@@ -81,12 +81,23 @@ class RecordLevel(Mechanism):
             self._silos[client] = self._open_silo(client)
         return self._silos[client]
 
-    def rests(self, client: str) -> str:
-        """Why the client takes no part in the next round, as one more would pass its `max_epsilon`; empty: it does."""
-        terms = self.terms[client]
+    def rests(self, client: str, round: int) -> str:
+        """Why the client takes no part in the round, as it would pass its `max_epsilon`; empty: it does.
+
+        A round that is done again is not paid a second time, if it comes to the same; see `work` for one that does not.
+        """
+        silo, terms = self.silo(client), self.terms[client]
         if terms.max_epsilon is None:
             return ""
-        needed = epsilon_of([*self.silo(client).parts(), terms.part(terms.steps)], terms.delta)
+        paid = sum(one.steps for one in silo.trainings() if (one.run, one.round) == (silo.run, round))
+        return self._too_much(client, max(0, terms.steps - paid))
+
+    def _too_much(self, client: str, steps: int) -> str:
+        """Why so many steps more are too many; empty: they are not."""
+        silo, terms = self.silo(client), self.terms[client]
+        if terms.max_epsilon is None:
+            return ""
+        needed = epsilon_of([*silo.parts(), terms.part(steps)], terms.delta)
         if needed <= terms.max_epsilon:
             return ""
         return (
@@ -99,6 +110,8 @@ class RecordLevel(Mechanism):
 
         Raises:
             ConfigError: it has more units than its declared number allows.
+
+        The next attempt at a training raises UpdateError where its steps would pass `max_epsilon`.
         """
         silo, terms, settings = self.silo(client), self.terms[client], self.settings
         units = self._units(client, examples)
@@ -109,7 +122,10 @@ class RecordLevel(Mechanism):
         about = [self._digests[client], repr((terms, settings.unit, settings.noise, self.max_rows)).encode()]
 
         def begin(purpose: str, facts: Iterable[bytes | memoryview]) -> NoisedSteps:
-            return NoisedSteps(silo, terms, Place(round, purpose), settings.noise, [*about, *facts])
+            steps = NoisedSteps(silo, terms, Place(round, purpose), settings.noise, [*about, *facts])
+            if steps.is_new_attempt and (why := self._too_much(client, terms.steps)):
+                raise UpdateError(f"the round is to be trained again, but {why}")
+            return steps
 
         return SiloWork(
             examples,
@@ -143,14 +159,13 @@ class RecordLevel(Mechanism):
     # --- on the server
 
     def release(self, round: int, total: Tensor, server: ServerState, places: Any) -> Tensor | None:
-        """As it is: every update is private alone; how many steps they are of is kept for the account."""
-        self._see(server.accepted)
-        server.numbers.update({_OF_SILO + name: steps for name, steps in self._taken.items()})
+        """As it is: every update is private alone."""
+        self._see(server.accepted, server)
         return total
 
-    def facts(self, round: int, facts: RoundFacts) -> RoundFacts:
+    def facts(self, round: int, facts: RoundFacts, server: ServerState) -> RoundFacts:
         """How many silos took part, ε of each so far and the norms of their updates; of losses nothing is known."""
-        self._see(facts.reports or ())
+        self._see(facts.reports or (), server)
         figures = dict(facts.figures)
         shown = [("", "simulated privacy")]
         if not self.settings.simulate and self._taken:
@@ -187,10 +202,12 @@ class RecordLevel(Mechanism):
         """Parts that the guarantee says nothing about."""
         return [*OUTSIDE, *([REVEALED] if self.shows_scores else [])]
 
-    def _see(self, reports: Sequence[Report]) -> None:
+    def _see(self, reports: Sequence[Report], server: ServerState) -> None:
+        """Take the silos' counts over, and keep them in the server's state."""
         for report in reports:
             if STEPS in report.extra:
                 self._taken[report.client] = max(self._taken.get(report.client, 0), int(report.extra[STEPS]))
+        server.numbers.update({_OF_SILO + name: steps for name, steps in self._taken.items()})
 
     def _epsilon(self, name: str) -> float:
         terms = self.terms[name]

@@ -62,9 +62,9 @@ class SharedNoise(RecordLevel):
         units = math.fsum(self.terms[report.client].batch for report in server.accepted)
         return (total * (math.ldexp(1.0, -self._exponent) / units)).to(server.weights.dtype)
 
-    def facts(self, round: int, facts: RoundFacts) -> RoundFacts:
+    def facts(self, round: int, facts: RoundFacts, server: ServerState) -> RoundFacts:
         """As of local noise, without norms of parts."""
-        found = super().facts(round, facts)
+        found = super().facts(round, facts, server)
         return replace(found, figures={k: v for k, v in found.figures.items() if not k.startswith("privacy/norm/")})
 
     def summary(self, server: ServerState) -> dict[str, Any]:

@@ -53,6 +53,12 @@ class NoisedSteps:
         self._step = 0
 
     @property
+    def is_new_attempt(self) -> bool:
+        """Is it another one than the first, of which nothing has left yet? It is paid for then."""
+        known = [one for one in self._silo.trainings() if (one.start, one.attempt) == (self._start, self._attempt)]
+        return self._attempt > 0 and all(one.is_open for one in known)
+
+    @property
     def exponent(self) -> int:
         """e."""
         return self._terms.exponent

@@ -213,9 +213,7 @@ def test_what_is_no_name_of_a_person_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "rows" / "text_classification.jsonl"
     bad = {"text": "sun", "label": "good", "silo": "bank", "patient": True}
     source.write_text(source.read_text() + json.dumps(bad))
-    with pytest.raises(
-        fedtorch.DataError, match=r"jsonl:46: what names a person is a bool; expected"
-    ):
+    with pytest.raises(fedtorch.DataError, match=r"jsonl:46: what names a person is a bool; expected"):
         fedtorch.run(str(path))
 
 

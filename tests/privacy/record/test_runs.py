@@ -169,6 +169,50 @@ def test_a_run_ends_with_10_where_too_few_silos_may_go_on_and_goes_on_with_a_lar
     assert {name: len(each) for name, each in lines(config).items()} == dict.fromkeys(UNITS, 3)
 
 
+def test_a_round_that_is_done_again_at_the_end_of_a_budget_is_paid_once(tmp_path: Path) -> None:
+    """A kill after the line of the last round that fits: the same round is no second one."""
+    limits = {n: SiloTerms(n, u, 4, STEPS[n], 3, 1.0, 0.5, 0.01, None).epsilon(3) + 1e-6 for n, u in UNITS.items()}
+    promise = "per_silo: {" + ", ".join(f"{n}: {{max_epsilon: {v}}}" for n, v in limits.items()) + "}"
+    config = config_for(tmp_path / "one", promise, clients="{per_round: 4}")
+    assert main(["--config", str(config)]) == 0
+    again = with_keys(config_for(tmp_path / "two", promise, clients="{per_round: 4}"), tmp_path / "one")
+    ended = supervise(again, faults=at("payload", 1).replace("round=1", "round=2"), sets=PATIENT, timeout=200)
+    assert ended.codes[0][1] == -9 and ended.code == 0, ended.codes
+    assert essence(again) == essence(config) and results(again)["digest"] == results(config)["digest"]
+
+
+def test_another_attempt_that_would_pass_the_budget_leaves_nothing(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedtorch.privacy.record import steps
+
+    one = SiloTerms("b", 9, 4, 3, 3, 1.0, 0.5, 0.01, None).epsilon(3)
+    config = config_for(tmp_path, f"per_silo: {{b: {{max_epsilon: {one + 1e-6}}}}}", clients="{per_round: 4}")
+    assert main(["--config", str(config)]) == 0
+    assert len(lines(config)["b"]) == 3
+    add = steps.add_bounded
+
+    def added(total: Any, gradient: Any, clip: float, exponent: int) -> float:
+        norm = add(total, gradient, clip, exponent)
+        total[0] += 1
+        return norm
+
+    monkeypatch.setattr(steps, "add_bounded", added)
+    assert main(["--config", str(config), "--set", f"run.dir={tmp_path / 'other'}"]) == 0
+    released = [one for one in lines(config)["b"] if not one.is_open]
+    assert len(released) == 3  # nothing more left it, while the others released anew
+    assert len([one for one in lines(config)["a"] if not one.is_open]) == 6
+
+
+def test_what_was_paid_is_known_after_the_end_of_a_run_without_a_server(tmp_path: Path) -> None:
+    config = config_for(tmp_path, paradigm="local", clients="{}")
+    assert main(["--config", str(config)]) == 0
+    said = results(config)["privacy"]
+    (tmp_path / "run" / "results.json").unlink()
+    assert main(["--config", str(config)]) == 0
+    assert results(config)["privacy"] == said and said["silos"]["a"]["steps"] == 6
+
+
 def test_more_rows_than_twice_the_declared_number_end_the_run(tmp_path: Path, capsys: Any) -> None:
     config = config_for(tmp_path)
     text = config.read_text().replace("b: 9,", "b: 4,")
