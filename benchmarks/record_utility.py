@@ -131,7 +131,7 @@ def config_of(cell: Cell, out: Path, declared: Mapping[str, int], rounds: int) -
     weights = "declared" if cell.kind in ("local", "shared") else "equal"
     text += f"algorithm: {{name: fedavg, weights: {weights}}}\n"
     each = declared["rows"] if cell.unit == "row" else declared["tables"]
-    batch = min(BATCH, each // 4)
+    batch = BATCH if cell.unit == "row" else BATCH // 4  # of so many units, of which a table has several rows
     steps = 1 if shared else 12
     text += f"rounds: {rounds * (12 if shared else 1)}\n"
     batch *= len(SILOS) if together else 1
@@ -188,7 +188,7 @@ def cells_of(args: argparse.Namespace) -> list[Cell]:
         found += [Cell("none", "row", None, seed), Cell("client", "silo", max(args.epsilons), seed)]
         middle = args.epsilons[len(args.epsilons) // 2]
         for kind in ("local", "shared", "together"):
-            found += [Cell(kind, "row", epsilon, seed) for epsilon in args.epsilons]
+            found += [Cell(kind, "row", e, seed) for e in (args.epsilons if kind != "together" else [middle])]
             found.append(Cell(kind, "table", middle, seed))
         found.append(Cell("alone", "row", middle, seed))
     return [cell for cell in found if not args.kinds or cell.kind in args.kinds]

@@ -80,7 +80,7 @@ def test_a_run_says_at_its_end_what_all_on_its_data_have_come_to(folder: Path) -
     assert said["data"] == {"runs": 2, "releases": 4, "epsilon": pytest.approx(total, abs=1e-9), "delta": DELTA}
     assert said["epsilon"] == Accountant(0.5, 3.0, DELTA).epsilon(2) < total
     ledger_of(own(folder, "second")).path.write_text("damaged after the last round\n")
-    assert runner.context.mechanism.summary()["data"] == said["data"]
+    assert runner.context.mechanism.summary(runner.context.server)["data"] == said["data"]
     assert make_runner(private(folder / "toy")).run().privacy["data"] is None
 
 
