@@ -8,9 +8,11 @@ from fedtorch.algorithms.fedavg import FedAvg, FedOpt
 from fedtorch.algorithms.sums import why_not_record
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.overrides import overrides
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.record import threshold
 from fedtorch.setup.rules.subject import Subject
+from fedtorch.tasks.base import Task
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.prepared import InFolder
 
@@ -82,6 +84,15 @@ def rows_are_used_as_they_are(plan: Plan) -> None:
         value = getattr(task, key, plain)
         if value != plain and not (key == "class_weights" and not isinstance(value, str)):
             raise ConfigError(f"{WHY}task.{key} is {str(value).lower()}: {reason}; set it to {str(plain).lower()}")
+
+
+def nothing_passes_between_two_sides(plan: Plan) -> None:
+    """Refuse models whose two sides exchange keys and values of each row: these have no noise."""
+    if overrides(type(plan.task), "passes_together", Task):
+        raise ConfigError(
+            f"{WHY}the model of the task {plan.config.task_name} has two sides, between which keys and values of each "
+            "row pass without noise; choose another task"
+        )
 
 
 def nothing_public_is_made_of_rows(plan: Plan) -> None:
@@ -179,6 +190,7 @@ SUBJECT = Subject(
         batches_are_drawn_from_units,
         a_silo_trains_in_one_process,
         rows_are_used_as_they_are,
+        nothing_passes_between_two_sides,
         nothing_public_is_made_of_rows,
         delta_is_less_than_one_unit,
         a_shared_round_is_one_gradient,

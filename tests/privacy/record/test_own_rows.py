@@ -287,3 +287,14 @@ def test_a_silo_looks_at_its_units_before_it_declares_them(tmp_path: Path, capsy
     path.write_text(path.read_text().replace("bank: 8,", "bank: 16,"))
     assert data_check([str(path)]) == 0
     assert "bank has" not in capsys.readouterr().out  # half as many as it declares
+
+
+def test_a_model_of_two_sides_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Quadratic, "passes_together", lambda self, ranks: True, raising=False)
+    toy = {"name": "toy:Quadratic", "clients": {"a": [1, 1, 4]}, "double": False}
+    privacy = {"kind": "record", "units": {"a": 4}, "clip": 1.0, "delta": 0.01, "noise_multiplier": 3.0}
+    how = {"algorithm": {"name": "fedavg", "weights": "equal"}, "run": {"dir": str(tmp_path / "run")}}
+    with pytest.raises(
+        ConfigError, match="has two sides, between which keys and values of each row pass without noise"
+    ):
+        fedtorch.run({"task": toy, "privacy": privacy, "client": {"batch_size": 2}, **how})
