@@ -155,8 +155,13 @@ def a_shared_round_is_one_gradient(plan: Plan) -> None:
 
 
 def enough_of_those_who_answer_are_honest(plan: Plan) -> None:
-    """Refuse as many colluders as a sum may have parts: nobody's noise would be left."""
-    config = plan.config.privacy
+    """Refuse as many colluders as a sum may have parts, and workers without a silo: their noise would be missing."""
+    config, workers = plan.config.privacy, len(plan.topology.workers)
+    if config.noise_at == "shared" and workers > len(plan.clients):
+        raise ConfigError(
+            f"privacy.noise_at is shared but there are {workers} workers for {len(plan.clients)} silos, and one without "
+            f"a silo has no part in a sum; start {len(plan.clients) + 1} ranks"
+        )
     if config.noise_at == "shared" and config.colluders >= (needed := threshold(plan)):
         raise ConfigError(
             f"privacy.colluders is {config.colluders} but a sum is opened with {needed} parts (privacy.secure_sum."

@@ -294,7 +294,5 @@ def test_a_model_of_two_sides_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     toy = {"name": "toy:Quadratic", "clients": {"a": [1, 1, 4]}, "double": False}
     privacy = {"kind": "record", "units": {"a": 4}, "clip": 1.0, "delta": 0.01, "noise_multiplier": 3.0}
     how = {"algorithm": {"name": "fedavg", "weights": "equal"}, "run": {"dir": str(tmp_path / "run")}}
-    with pytest.raises(
-        ConfigError, match="has two sides, between which keys and values of each row pass"
-    ):
+    with pytest.raises(ConfigError, match="has two sides, between which keys and values of each row pass"):
         fedtorch.run({"task": toy, "privacy": privacy, "client": {"batch_size": 2}, **how})

@@ -212,3 +212,8 @@ def test_the_card_says_whose_word_is_taken(tmp_path: Path) -> None:
     run_ranks(as_rank, 4, ["--config", str(config)], timeout=120)
     said = promise(results(config)["privacy"])
     assert "it is opened with 3 parts or more, and holds against the server with 1 silos" in said
+
+
+def test_a_worker_without_a_silo_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there are 5 workers for 4 silos, and one without a silo .* start 5 ranks"):
+        check_plan(Plan.of(load(str(config_for(tmp_path))), 6))
