@@ -159,8 +159,8 @@ def enough_of_those_who_answer_are_honest(plan: Plan) -> None:
     config, workers = plan.config.privacy, len(plan.topology.workers)
     if config.noise_at == "shared" and workers > len(plan.clients):
         raise ConfigError(
-            f"privacy.noise_at is shared but there are {workers} workers for {len(plan.clients)} silos, and one without "
-            f"a silo has no part in a sum; start {len(plan.clients) + 1} ranks"
+            f"privacy.noise_at is shared but there are {workers} workers for {len(plan.clients)} silos, and one "
+            f"without a silo has no part in a sum; start {len(plan.clients) + 1} ranks"
         )
     if config.noise_at == "shared" and config.colluders >= (needed := threshold(plan)):
         raise ConfigError(
