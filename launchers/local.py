@@ -12,6 +12,7 @@ can (Linux) it imports everything once and forks the ranks.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -105,12 +106,34 @@ def command_of(request: Request, ranks: int, max_restarts: int = MAX_RESTARTS, m
     return shlex.join([*words, *set_options(request.overrides)])
 
 
+def ranks_of(text: str) -> int:
+    """How many ranks `--ranks` asks for; `auto`: what this machine has.
+
+    With GPUs a worker for each, and the server, which then takes the CPU. Without, as many ranks as cores; 2 at least.
+
+    Raises:
+        ValueError: it is no number.
+    """
+    if text != "auto":
+        return int(text)
+    from fedtorch.core import devices  # brings torch
+
+    gpus = len(devices.names())
+    return gpus + 1 if gpus else max(2, os.cpu_count() or 1)
+
+
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_config_options(parser, "as fedtorch.main takes, by default the same")
-    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="the server and N - 1 workers")
+    parser.add_argument(
+        "--ranks",
+        type=ranks_of,
+        required=True,
+        metavar="N",
+        help="the server and N - 1 workers; auto: a worker for each GPU and the server, or as many as there are cores",
+    )
     parser.add_argument(
         "--max-restarts",
         type=int,

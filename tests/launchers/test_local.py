@@ -20,6 +20,7 @@ from launchers import job as jobs
 from launchers import local, restarts
 from launchers.fork_server import ForkServer
 from launchers.job import Job
+from launchers.local import ranks_of
 from launchers.pool import hold
 
 ROOT = Path(__file__).parents[2]
@@ -209,3 +210,14 @@ def test_a_gpu_that_fails_ends_the_run_with_its_client_and_step_and_is_not_tried
     assert alone.returncode == 11 and named in alone.stderr
     status = Ended(tmp_path / "run").status
     assert (status["code"], status["state"]) == (11, "failed") and named in status["reason"]
+
+
+@pytest.mark.parametrize(("gpus", "cores", "ranks"), [(8, 4, 9), (1, 4, 2), (0, 4, 4), (0, 1, 2), (0, None, 2)])
+def test_ranks_follow_from_what_the_machine_has(
+    gpus: int, cores: int | None, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedtorch.core.devices.names", lambda: [str(number) for number in range(gpus)])
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert ranks_of("auto") == ranks and ranks_of("5") == 5
+    with pytest.raises(ValueError, match="invalid literal"):
+        ranks_of("some")
