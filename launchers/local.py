@@ -112,10 +112,13 @@ def ranks_of(text: str) -> int:
     With GPUs a worker for each, and the server, which then takes the CPU. Without, as many ranks as cores; 2 at least.
 
     Raises:
-        ValueError: it is no number.
+        ArgumentTypeError: it is neither a number nor `auto`.
     """
     if text != "auto":
-        return int(text)
+        try:
+            return int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number; give one, or auto") from None
     from fedtorch.core import devices  # brings torch
 
     gpus = len(devices.names())

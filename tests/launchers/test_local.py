@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -219,5 +220,5 @@ def test_ranks_follow_from_what_the_machine_has(
     monkeypatch.setattr("fedtorch.core.devices.names", lambda: [str(number) for number in range(gpus)])
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     assert ranks_of("auto") == ranks and ranks_of("5") == 5
-    with pytest.raises(ValueError, match="invalid literal"):
+    with pytest.raises(argparse.ArgumentTypeError, match="'some' is no number; give one, or auto"):
         ranks_of("some")
