@@ -131,7 +131,7 @@ def config_of(cell: Cell, out: Path, declared: Mapping[str, int], rounds: int) -
     weights = "declared" if cell.kind in ("local", "shared") else "equal"
     text += f"algorithm: {{name: fedavg, weights: {weights}}}\n"
     each = declared["rows"] if cell.unit == "row" else declared["tables"]
-    batch = BATCH if cell.unit == "row" else BATCH // 4  # of so many units, of which a table has several rows
+    batch = BATCH if cell.unit != "table" else BATCH // 4  # of so many units, of which a table has several rows
     steps = 1 if shared else 12
     text += f"rounds: {rounds * (12 if shared else 1)}\n"
     batch *= len(SILOS) if together else 1

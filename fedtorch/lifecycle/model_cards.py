@@ -65,7 +65,7 @@ def _facts(config: Config, usage: Mapping[str, str], results: Mapping[str, Any],
         algorithm=config.paradigm if config.paradigm == "local" else config.algorithm_name,
         rounds=results["rounds"],
         best_round=results["best_round"],
-        clients=said.get("clients", len(said.get("silos", ())) or sum(size > 0 for size in examples.values())),
+        clients=_clients(said) if said else sum(size > 0 for size in examples.values()),
         rows=said["rows"] if said else sum(examples.values()),
         digest=digest(config),
         split=results["split"],
@@ -79,6 +79,12 @@ def _facts(config: Config, usage: Mapping[str, str], results: Mapping[str, Any],
         attack=_attack(config),
         is_one_clients=bool(client),
     )
+
+
+def _clients(said: Mapping[str, Any]) -> int:
+    """How many clients a promise was made to."""
+    found: int = said["clients"] if "clients" in said else len(said["silos"])
+    return found
 
 
 def _attack(config: Config) -> str:

@@ -102,6 +102,7 @@ def test_a_source_is_looked_at_evenly_and_its_rows_are_counted(tmp_path: Path) -
                 "labels": (),
                 "id": None,
                 "seed": 42,
+                "person": None,
                 "skip_bad_rows": 0,
                 "tokenizer_size": 2000,
                 "separator": None,
