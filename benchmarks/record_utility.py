@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from os import environ
 from pathlib import Path
@@ -191,6 +191,7 @@ def cells_of(args: argparse.Namespace) -> list[Cell]:
             found += [Cell(kind, "row", e, seed) for e in (args.epsilons if kind != "together" else [middle])]
             found.append(Cell(kind, "table", middle, seed))
         found.append(Cell("alone", "row", middle, seed))
+    found.sort(key=lambda cell: cell.unit == "table")  # which take longest
     return [cell for cell in found if not args.kinds or cell.kind in args.kinds]
 
 
@@ -200,20 +201,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = args.out.resolve()
     declared = write_rows(args.data, out)
     run(out, "encoder", encoder_config(out))
-    cells = cells_of(args)
+    cells, found = cells_of(args), dict[Cell, dict[str, Any]]()
 
-    def one(cell: Cell) -> dict[str, Any]:
+    def one(cell: Cell) -> tuple[Cell, dict[str, Any]]:
         ranks = 1 + len(SILOS) if cell.kind == "shared" else 1
-        return run(out, cell.name, config_of(cell, out, declared, args.rounds), ranks)
+        return cell, run(out, cell.name, config_of(cell, out, declared, args.rounds), ranks)
 
     with ThreadPoolExecutor(args.jobs) as pool:
-        found = dict(zip(cells, pool.map(one, cells), strict=True))
-    text = table_of(found, declared)
-    print(text)
-    (out / "utility.md").write_text(text)
+        for done in as_completed([pool.submit(one, cell) for cell in cells]):
+            cell, result = done.result()
+            found[cell] = result
+            write(out, {known: found[known] for known in cells if known in found}, declared)
+    print((out / "utility.md").read_text())
+    return 0
+
+
+def write(out: Path, found: Mapping[Cell, Mapping[str, Any]], declared: Mapping[str, int]) -> None:
+    """Table, figures and picture of the cells that are done."""
+    (out / "utility.md").write_text(table_of(found, declared))
     write_figures(out / "utility.json", {cell.name: {"score": score(each), **each} for cell, each in found.items()})
     draw(found, out / "utility.svg")
-    return 0
 
 
 def means(found: Mapping[Cell, Mapping[str, Any]]) -> dict[tuple[str, str, float | None], list[float]]:

@@ -69,10 +69,10 @@ def test_an_adapter_and_a_head_train(tmp_path: Path) -> None:
     [
         "{name: rolora, weights: equal}",
         "{name: hetlora, ranks: {bank: 1}, rank_decay: 0.5}",
-        "{name: flexlora, weights: declared, ranks: {bank: 1}}",
-        "{name: flora, weights: equal}",
+        pytest.param("{name: flexlora, weights: declared, ranks: {bank: 1}}", marks=pytest.mark.slow),
+        pytest.param("{name: flora, weights: equal}", marks=pytest.mark.slow),
         "{name: fedex, weights: equal, ranks: {bank: 1}}",
-        "{name: fedavg, weights: equal, robust: trimmed_mean}",
+        pytest.param("{name: fedavg, weights: equal, robust: trimmed_mean}", marks=pytest.mark.slow),
     ],
 )
 def test_rules_for_adapters_train_along_noised_steps(algorithm: str, tmp_path: Path) -> None:
