@@ -71,6 +71,7 @@ def test_every_case_is_measured_against_another_of_its_workload() -> None:
         assert all(case.against in (None, *names) for case in cases(letter))
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_and_writes_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "figures.json"
     assert main(["--workload", "c", "--tiny", "--rounds", "1", "--repeat", "1", "--json", str(target)]) == 0

@@ -188,7 +188,7 @@ def test_a_rank_that_dies_within_a_sum_is_named_by_all_others(
     where: str, dead: int, staged: bool, tmp_path: Path
 ) -> None:
     """A leader, one that is led, one beside the server."""
-    outcomes = expect_exit(narrow, len(where), str(tmp_path), where, "dies", dead, 1, staged, timeout=60)
+    outcomes = expect_exit(narrow, len(where), str(tmp_path), where, "dies", dead, 1, staged, timeout=110)
     assert outcomes.pop(dead).exit_code == -signal.SIGKILL
     for outcome in outcomes:
         assert f"the process of rank {dead} is gone" in outcome.error

@@ -44,6 +44,7 @@ def start(*words: str, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, *words], env=environ, cwd=folder, stderr=subprocess.PIPE)
 
 
+@pytest.mark.slow  # the next one is about the same, with torchrun
 @pytest.mark.timeout(120)
 def test_of_two_runs_in_one_folder_the_first_ends_as_if_alone(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     config = toy_config(tmp_path)

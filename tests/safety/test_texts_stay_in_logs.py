@@ -100,8 +100,10 @@ def test_one_process_shows_no_text_of_a_client(way: str, tmp_path: Path) -> None
         assert "ended with ValueError (its text is" in shown and "ValueError was ignored in" in shown
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("ranks", [1, 3])
+SLOW_WAYS = [pytest.param(1, "defect", marks=pytest.mark.slow), pytest.param(3, "ignored", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("ranks", "way"), [(1, "ignored"), (3, "defect"), *SLOW_WAYS])
 def test_nor_where_the_log_is_on_a_full_disk(way: str, ranks: int, tmp_path: Path) -> None:
     code, shown = run(tmp_path, way, ranks, is_full=True, changes=("track.tensorboard=true",))
     assert CANARY not in shown and "Logging error" not in shown

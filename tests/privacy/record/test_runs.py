@@ -169,6 +169,7 @@ def test_a_run_ends_with_10_where_too_few_silos_may_go_on_and_goes_on_with_a_lar
     assert {name: len(each) for name, each in lines(config).items()} == dict.fromkeys(UNITS, 3)
 
 
+@pytest.mark.slow
 def test_a_round_that_is_done_again_at_the_end_of_a_budget_is_paid_once(tmp_path: Path) -> None:
     """A kill after the line of the last round that fits: the same round is no second one."""
     limits = {n: SiloTerms(n, u, 4, STEPS[n], 3, 1.0, 0.5, 0.01, None).epsilon(3) + 1e-6 for n, u in UNITS.items()}
