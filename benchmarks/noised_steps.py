@@ -89,7 +89,7 @@ def ways_of(engine: Engine) -> dict[str, Callable[[], None]]:
 
 
 def ratios(width: int, adapted: bool, repeat: int) -> dict[str, Any]:
-    """Of medians, the ways in turn."""
+    """Time the ways in turn; each one's median as a ratio to the plain step's."""
     engine = engine_of(width, adapted)
     ways = ways_of(engine)
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -1,4 +1,4 @@
-"""What the privacy of rows and of tables costs in score, on real questions: WikiSQL's aggregates, five silos.
+"""Measure what the privacy of rows and of tables costs in score: WikiSQL's aggregates, real questions, five silos.
 
 python benchmarks/record_utility.py [--data DIR] [--seeds 0 1 2] [--epsilons 1 3 8] [--rounds N]
     [--jobs 2] [--out DIR]
@@ -61,7 +61,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Of its run."""
+        """The run's name, and its folder's."""
         epsilon = "none" if self.epsilon is None else f"eps{self.epsilon:g}"
         return f"{self.kind}-{self.unit}-{epsilon}-{self.seed}"
 

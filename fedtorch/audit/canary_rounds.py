@@ -41,6 +41,12 @@ class Directions(nn.Module):
         self.w = nn.Parameter(torch.zeros(count))
 
 
+def coins(count: int, seed: int) -> Tensor:
+    """Which of so many canaries are in: a fair coin for each, shape (count,), bool."""
+    generator = torch.Generator().manual_seed(seed_for(seed, "canaries"))
+    return torch.randint(2, (count,), generator=generator).bool()
+
+
 @dataclass(frozen=True)
 class CanaryTask(BareTask):
     """Each client is a canary in a direction of its own, or sends 0: it is left out."""
@@ -53,8 +59,7 @@ class CanaryTask(BareTask):
     @property
     def is_in(self) -> Tensor:
         """A fair coin for each, shape (clients,), bool."""
-        generator = torch.Generator().manual_seed(seed_for(self.seed, "canaries"))
-        return torch.randint(2, (self.clients,), generator=generator).bool()
+        return coins(self.clients, self.seed)
 
     def load(self, client: str, split: str) -> Sequence[Any]:
         """Its direction, and how far it goes there."""

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtorch.audit.canary_rounds import EMPTY, TOO_LONG, Canaried, Directions, one_of_several, released
+from fedtorch.audit.canary_rounds import EMPTY, TOO_LONG, Canaried, Directions, coins, one_of_several, released
 from fedtorch.comm.job.forked_ranks import fork_ranks
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config.schema import ClientConfig, ServerConfig
-from fedtorch.core.seeds import seed_for
 from fedtorch.privacy.secure_sum.terms import LEAST_PARTIES, threshold_of
 from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.setup.bare_rounds import BareTask, bare_config
@@ -37,8 +36,7 @@ class UnitTask(BareTask):
     @property
     def is_in(self) -> Tensor:
         """A fair coin for each, shape (canaries,), bool."""
-        generator = torch.Generator().manual_seed(seed_for(self.seed, "canaries"))
-        return torch.randint(2, (self.canaries,), generator=generator).bool()
+        return coins(self.canaries, self.seed)
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """As many as could be there."""

@@ -43,7 +43,7 @@ OUTSIDE = (
     "how long rounds took",
     "how often a round was tried again, as it came to another sum",
 )
-"""What the guarantee says nothing about, in every run."""
+"""Facts that the guarantee does not cover, in every run."""
 REVEALED = {
     "losses": "the mean training loss of every round (privacy.reveal)",
     "scores": "clients' scores, and the choice of the best round by them (privacy.reveal)",

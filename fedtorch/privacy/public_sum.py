@@ -36,7 +36,7 @@ class Masking:
     counts: dict[int, int] = field(default_factory=dict)
     """round -> its parties in the first attempt, of which the threshold is a share"""
     count: int | None = None
-    """Of how many parties the threshold is a share, in every round and whoever is there; None: see `counts`"""
+    """how many parties the threshold is a share of, in every round and whoever is there; None: see `counts`"""
     attempt: int = 0
     """On the server: at the round under way. Another one has another cohort, so its sum is one of its own."""
 

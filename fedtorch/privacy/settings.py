@@ -107,12 +107,12 @@ class PrivacyConfig:
     """The run ends before the round that would pass it, with exit code 10; a silo of `kind: record` rests from then on,
     by all that was ever released of its rows; null: no limit."""
     noise_at: Literal["local", "shared"] = "local"
-    """Of `kind: record`: local: every step of a silo has noise of its own; shared: a round is one gradient, silos add a
-    share of the noise each, and the server sees the sum alone (`secure_sum`)."""
+    """Where `kind: record` adds noise. local: every step of a silo has noise of its own; shared: a round is one
+    gradient, silos add a share of the noise each, and the server sees the sum alone (`secure_sum`)."""
     colluders: Annotated[int, Field(ge=0)] = 1
-    """Of `noise_at: shared`: how many silos may tell the server their parts; the noise of the others is enough."""
+    """How many silos may tell the server their parts under `noise_at: shared`; the noise of the others is enough."""
     unit: Literal["row"] | Persons = "row"
-    """Of `kind: record`: who is protected, a row or `{column: patient, max_rows: 8}`, a person with all rows."""
+    """Who is protected by `kind: record`: a row or `{column: patient, max_rows: 8}`, a person with all rows."""
     units: Mapping[str, Count] = field(default_factory=dict)
     """Silo -> how many units it has, declared and public, rounded: rates, steps, denominators and weights follow from
     it. At least half of what is there."""

@@ -33,7 +33,7 @@ OUTSIDE = (
     "which silos take part, whether their training failed, and how long their rounds take",
     "a silo's own administrator, who has the rows",
 )
-"""What the guarantee says nothing about, in every run."""
+"""Facts that the guarantee does not cover, in every run."""
 REVEALED = "silos' scores, and the choice of the best round by them (privacy.reveal)"
 
 
@@ -147,10 +147,8 @@ class RecordLevel(Mechanism):
     def reported(self, report: Report) -> Report:
         """Its status, the update's norm, which is that of noised numbers, steps, and the declared number of units."""
         kept = {name: report.extra[name] for name in self._kept & report.extra.keys()}
-        if report.client in self._silos:
-            kept[STEPS] = float(
-                sum(steps for *_, steps in self.silo(report.client).parts(self.silo(report.client).run))
-            )
+        if (silo := self._silos.get(report.client)) is not None:
+            kept[STEPS] = float(sum(steps for *_, steps in silo.parts(silo.run)))
         found = Report(report.client, report.status, norm=report.norm, max_abs=report.max_abs, extra=kept)
         if report.status != "ok":
             return found

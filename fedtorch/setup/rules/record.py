@@ -57,12 +57,13 @@ def batches_are_drawn_from_units(plan: Plan) -> None:
 def a_silo_trains_in_one_process(plan: Plan) -> None:
     """Refuse engines that split a model or skip steps by data, and a server that trains silos itself."""
     config = plan.config
+    server_works = config.system.server_works is True and plan.topology.num_ranks > 1
     for key, value, plain, reason in (
         ("engine.kind", config.engine.kind, "torch", "DeepSpeed has no gradients of single units"),
         ("system.ranks_per_worker", config.system.ranks_per_worker, 1, "a silo's units are summed on one rank"),
-        ("system.server_works", config.system.server_works is True, False, "the server would hold rows of a silo"),
+        ("system.server_works", server_works, False, "the server would hold rows of a silo"),
     ):
-        if value != plain and (key != "system.server_works" or plan.topology.num_ranks > 1):
+        if value != plain:
             raise ConfigError(f"{WHY}{key} is {str(value).lower()}: {reason}; set it to {str(plain).lower()}")
     if config.engine.precision == "fp16":
         raise ConfigError(f"{WHY}engine.precision is fp16, which leaves out steps by what is in them; set it to bf16")
@@ -165,7 +166,7 @@ def enough_of_those_who_answer_are_honest(plan: Plan) -> None:
     if config.noise_at == "shared" and config.colluders >= (needed := threshold(plan)):
         raise ConfigError(
             f"privacy.colluders is {config.colluders} but a sum is opened with {needed} parts (privacy.secure_sum."
-            f"threshold of {len(plan.topology.workers)} workers); set privacy.colluders to {needed - 1} or less"
+            f"threshold of {workers} workers); set privacy.colluders to {needed - 1} or less"
         )
 
 
