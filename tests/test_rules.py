@@ -28,10 +28,24 @@ ROOMS: dict[str, set[str]] = {
     "lifecycle": {"setup", "rounds", "checkpoint", "comm", "tracking", "config", "core"},
     # what a run will do and cost, before it
     "planning": {"setup", "rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "privacy", "config", "core"},
-    "setup": {"rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "privacy", "config", "core"},
-    "rounds": {"algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},
+    "setup": {
+        "rounds",
+        "trainers",
+        "algorithms",
+        "tasks",
+        "train",
+        "comm",
+        "checkpoint",
+        "tracking",
+        "privacy",
+        "config",
+        "core",
+    },
+    "rounds": {"trainers", "algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},
     "chat": {"checkpoint", "models", "text", "tracking", "train", "compression", "core"},
-    "tasks": {"data", "models", "metrics", "text", "train", "core"},
+    "tasks": {"trainers", "client", "data", "models", "metrics", "text", "train", "core"},
+    "trainers": {"client", "train", "config", "core"},  # of others, in place of the package's own loop
+    "client": {"data", "core"},  # what a training script imports
     "algorithms": {"train", "compression", "core"},
     "models": {"text", "compression", "core"},
     "train": {"comm", "core"},

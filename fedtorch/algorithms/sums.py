@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.limits import why_not_weighed
+from fedtorch.algorithms.local import Local
 from fedtorch.core.overrides import definer, overrides
 from fedtorch.core.update import Report
 
@@ -43,6 +44,20 @@ def why_not_record(rule: Algorithm) -> str:
     if definer(type(rule), "client_update") is not FedAvg:
         return "trains clients in a way of its own, in which it may look at rows without noise"
     return why_not_weighed(limits.weighting)
+
+
+def why_not_trainer(rule: Algorithm) -> str:
+    """Why its clients cannot be trained by `client.trainer`, as a clause after its name; empty: nothing is against it.
+
+    Such a trainer changes a model, and its steps are its own: an algorithm may only look at the difference.
+    """
+    if rule.limits.trains_server or not rule.limits.needs_labels:
+        return "trains on other data than a client's own rows"
+    if definer(type(rule), "client_update") not in (FedAvg, Local):
+        return "trains clients in a way of its own"
+    if overrides(type(rule), "correction", FedAvg):
+        return "changes the gradient of every step"
+    return ""
 
 
 def why_not_ahead(rule: Algorithm) -> str:

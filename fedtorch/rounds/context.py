@@ -153,6 +153,6 @@ def has_homes(components: RunComponents) -> bool:
 def keeps_state(config: Config, algorithm: Algorithm, engine: Engine) -> bool:
     """Do clients keep anything? An optimiser, a place in the data or a model is state, whatever the algorithm."""
     settings = {config.client, *(config.client_for(name) for name in config.per_client if name != SERVER)}
-    keeps = any(hp.optimizer_state == "keep" or hp.steps is not None or hp.schedule_span == "run" for hp in settings)
+    keeps = any(hp.keeps_state for hp in settings)
     keeps |= config.eval.point == "trained" or config.eval.best == "per_client"
     return keeps or algorithm.kept(engine.shared, engine.private).by_clients

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from fedtorch.rounds.private_weights import private_weights
 from fedtorch.train.attacks.attackers import Attackers
 from fedtorch.train.job import ClientJob
 from fedtorch.train.outgoing import MESSAGE, Outgoing
+from fedtorch.trainers.base import trainer_of
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class ClientTrainer:
         self.lateness = Lateness(context.config.clients, context.comm.arrivals)
         self.attackers = Attackers(context.config.attack, context.components.training, context.config.run.seed)
         self._steps = 0  # of the client that is trained
+        self.trainer_of = cache(trainer_of)
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(self.attackers.load)
 
     @property
@@ -125,7 +127,7 @@ class ClientTrainer:
         context = self.context
         report = self._train(client)
         hp = context.config.client_for(client.name)
-        can_retry = context.config.system.oom_retry and (hp.batch_size > 1 or hp.max_tokens_per_batch is not None)
+        can_retry = context.config.system.oom_retry and hp.can_halve_batches
         if report.status != OUT_OF_MEMORY or not can_retry:  # the same on all ranks of the worker
             return report
         shown = context.mechanism.shown(client.name)
@@ -217,7 +219,7 @@ class ClientTrainer:
     def _make_job(self, client: Client, parts: int, *, outgoing: Tensor, on_step: Callable[[int], None]) -> ClientJob:
         """Make the job of an algorithm, which writes the update to `outgoing`."""
         context, components = self.context, self.context.components
-        state = context.store.get(client.name)
+        state, hp = context.store.get(client.name), context.config.client_for(client.name)
         names, received = context.algorithm.exchanged_vectors, context.vectors.by_name()
         if context.has_messages:
             names, received = (MESSAGE,), {**context.server.tensors, **received}
@@ -232,7 +234,7 @@ class ClientTrainer:
             outgoing=Outgoing(outgoing, names, type(context.algorithm).__name__),
             engine=components.engine,
             task=components.training,
-            hp=context.config.client_for(client.name),
+            hp=hp,
             examples=examples if silo is None else silo.hidden,
             on_step=on_step,
             first_private=private_weights(components, client.name, state),
@@ -240,6 +242,7 @@ class ClientTrainer:
             chance=self.chance(client),
             parts=parts,
             silo=silo,
+            trainer=None if hp.trainer is None else self.trainer_of(hp.trainer),
         )
 
     def _on_step(self, client: str, n: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -33,6 +34,7 @@ from fedtorch.setup.remarks import about_data, about_decay, about_evaluation, ab
 from fedtorch.setup.rules import check_engine, check_plan
 from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.engine import Engine
+from fedtorch.trainers.base import trainer_of
 
 UNTRAINED = "parameters that are not trained"
 """The fact that is their digest, where the model has such (`Engine.fixed`)."""
@@ -117,6 +119,11 @@ class BuiltRun(Plan):
         """Digest of the names and bits of `Engine.fixed`; first read before any training."""
         return digest_of({name: self.engine.module.get_parameter(name) for name in self.engine.fixed})[:16]
 
+    def _functions(self) -> list[Any]:
+        """Functions of the user's that train clients."""
+        named = (hp.trainer for hp in self.settings if hp.trainer is not None and hp.trainer.is_function)
+        return [code for code in (trainer_of(trainer).code for trainer in named) if hasattr(code, "__qualname__")]
+
     def idle_base(self, rank: int) -> list[str]:
         """The untrained parameters that this rank only compares: it neither trains nor evaluates with them."""
         if self.topology.worker_of(rank) is not None or self.algorithm.limits.trains_server:
@@ -128,7 +135,7 @@ class BuiltRun(Plan):
         return {
             **config_facts(self.config),
             "seed": str(self.config.run.seed),
-            "code": code_digest(type(self.task), type(self.algorithm), type(self.sampler)),
+            "code": code_digest(type(self.task), type(self.algorithm), type(self.sampler), *self._functions()),
             "clients of the first round": _cohort_digest(self.first_cohort),
             "ranks that train": ", ".join(map(str, sum(self.topology.workers, ()))),
             "shared parameters": self.engine.shared.digest(),
@@ -216,8 +223,8 @@ def _name_idle_clients(plan: Plan) -> None:
         log.warning("%d clients have no training examples and take no part: %s", len(empty), ", ".join(empty[:10]))
 
 
-def code_digest(*classes: type) -> str:
-    """sha256 of the package's source files and of the files that define `classes` (a user's algorithm)."""
+def code_digest(*classes: Any) -> str:
+    """sha256 of the package's source files and of the files that define `classes` (a user's algorithm or trainer)."""
     files = dict(_package_files())
     for cls in classes:
         module = __import__(cls.__module__, fromlist=["_"])

@@ -67,6 +67,15 @@ class Task:
         """The client's examples, ready to be collated; called only where the client runs."""
         raise NotImplementedError
 
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """Columns of `raw_rows`, known without data; by default none, and then there are no such rows."""
+        return ()
+
+    def raw_rows(self, client: str, split: str) -> Sequence[Mapping[str, Any]]:
+        """The client's rows by column as texts, for a `client.trainer` that tokenises by itself."""
+        raise NotImplementedError
+
     def with_persons(self, column: str) -> Task:
         """This task with rows that say which person they are about, by a column of their source (`privacy.unit`).
 
@@ -298,6 +307,16 @@ class Merged(Task):
         """The clients' examples one after the other."""
         manifest = self.parts.manifest()
         return [example for name in manifest if manifest[name].get(split) for example in self.parts.load(name, split)]
+
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """As in `parts`."""
+        return self.parts.raw_columns
+
+    def raw_rows(self, client: str, split: str) -> Sequence[Mapping[str, Any]]:
+        """The clients' rows one after the other."""
+        manifest = self.parts.manifest()
+        return [row for name in manifest if manifest[name].get(split) for row in self.parts.raw_rows(name, split)]
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """As in `parts`."""

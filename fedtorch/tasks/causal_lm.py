@@ -123,6 +123,11 @@ class CausalLM(TextTask):
         more = [CHOICES] if self.rows_are == CHOICES else []
         return Conversations((*names, *more, "completion"), self.template)
 
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """By `rows_are`; a template is filled in already."""
+        return (self.rows_are,) if self.rows_are in ("text", "messages") else ("prompt", "completion")
+
     def settings(self) -> dict[str, Any]:
         """Also the form of rows."""
         return {**super().settings(), "rows_are": self.rows_are}

@@ -244,6 +244,15 @@ class OwnTask(InFolder):
         rows = read_rows(self.folder, client, split, fields=())
         return [rows[i] for i in self.picked(client, split, len(rows))]
 
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """Columns that every row has."""
+        return tuple(self.form().required)
+
+    def raw_rows(self, client: str, split: str) -> list[dict[str, Any]]:
+        """Rows by column, as the task reads them before they become tokens."""
+        return self.rows(client, split)
+
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Manifest of the prepared data; None where there is none.
 

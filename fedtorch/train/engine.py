@@ -35,6 +35,8 @@ class Engine(InitialVectors):
 
     module: nn.Module
     device: torch.device
+    precision: str
+    """Of forward passes."""
     shared: Layout
     """Of the parameters that travel."""
     private: Layout
@@ -71,7 +73,7 @@ class Engine(InitialVectors):
         scale_power: of fp16, see `LossScale`. moves: away at the first load: initial vectors on the CPU are no copies.
         built_on: another device, where the module stays until a library moves it.
         """
-        self.module, self.device = module, device
+        self.module, self.device, self.precision = module, device, precision
         self._precision = Precision(precision, device, scale_power)
         self._lay_out(partition, built_on or device)
         flats = [flat.detach().cpu() for flat in (self._flat, self._flat_private, self.flat_frozen)]

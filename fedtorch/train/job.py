@@ -33,6 +33,12 @@ class Trainable(Protocol):
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | int]: ...
 
 
+class LocalTrainer(Protocol):
+    """It trains a client in place of the package's own loop; `trainers.base.Trainer`."""
+
+    def train(self, job: ClientJob, weights: Tensor) -> LossCurve: ...
+
+
 class HasLengths(Protocol):
     """A task that knows the length of an example, to put examples into batches by length."""
 
@@ -81,6 +87,8 @@ class ClientJob:
     """where a sum of gradients is sent in place of a difference: it, once it was made"""
     silo: SiloWork | None = None
     """where each step is noised: the rows, and how; `examples` tells but how many are declared then"""
+    trainer: LocalTrainer | None = None
+    """what trains in place of `train.loop`"""
 
     def seed(self, purpose: str) -> int:
         """The seed for one purpose of this client in this round."""
@@ -169,6 +177,8 @@ class ClientJob:
         None: as many steps in every round as in this one. Keeps the private weights, and the optimiser's
         state where `hp.optimizer_state` is `keep`, in `state`.
         """
+        if self.trainer is not None:
+            return self._train_otherwise(self.trainer, weights, before_step=before_step, data=data)
         hp = hp or self.hp
         examples = self.examples if data is None else data
         plans = self.plans(len(examples), purpose=purpose, epochs=epochs, data=data)
@@ -190,6 +200,16 @@ class ClientJob:
             self._keep_optimizer(purpose)
         self.keep_private()
         return replace(curve, over_budget=self._over_budget(examples))
+
+    def _train_otherwise(
+        self, trainer: LocalTrainer, weights: Tensor, *, before_step: GradientHook | None, data: Sequence[Any] | None
+    ) -> LossCurve:
+        """The trainer of `client.trainer`, on the client's own rows; what it keeps is in `state`."""
+        if before_step is not None or data is not None:
+            raise UpdateError("with client.trainer there is no step that an algorithm could change, nor other data")
+        curve = trainer.train(self, weights)
+        self.keep_private()
+        return curve
 
     def _train_noised(
         self,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -50,9 +50,13 @@ class LossCurve:
     """How many of the steps changed nothing because their gradients overflowed (fp16)."""
     over_budget: int = 0
     """How many of the examples are longer than `client.max_tokens_per_batch`, each a micro-batch of its own."""
+    untold: int = 0
+    """Steps whose loss a trainer did not tell; then `losses` is empty."""
+    told: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers that a trainer gave."""
 
     def __len__(self) -> int:
-        return len(self.losses)
+        return len(self.losses) + self.untold
 
     @property
     def taken(self) -> int:
@@ -60,9 +64,9 @@ class LossCurve:
         return len(self) - self.left_out
 
     def numbers(self) -> dict[str, float]:
-        """For the report: `left_out` and `over_budget`, where there were any."""
+        """For the report: what a trainer told; `left_out` and `over_budget`, where there were any."""
         counts = {"left_out": self.left_out, "over_budget": self.over_budget}
-        return {name: float(count) for name, count in counts.items() if count}
+        return {**self.told, **{name: float(count) for name, count in counts.items() if count}}
 
     def objective(self, *, include_penalty: bool = True) -> list[float]:
         """The loss of each step, with or without the algorithm's penalty."""

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Literal
+import json
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from fedtorch.core.choices import Named
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import BelowOne, Count, NotNegative, Positive, Whole
 from fedtorch.core.settings import refuse_unused
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """`client.trainer`: what trains a client in place of the package's own loop."""
+
+    name: str
+    """`transformers`; `trl.SFT`, `trl.DPO`, `trl.KTO`, `trl.Reward`; or `module:function`, a function of your own that
+    is called as train(model, rows, context)."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the library's trainer, or what a function finds as `context.args`."""
+    rows: Literal["examples", "raw"] | None = None
+    """What it is given: the task's tokenised examples, or rows as they stand in the source; null: raw for TRL, examples
+    for others."""
+    check: bool = False
+    """Train one client twice, with another between, and end the run where the weights differ."""
+
+    @property
+    def is_function(self) -> bool:
+        """Is it a function of the user's, who may keep something in `context.state`?"""
+        return ":" in self.name
+
+    def __hash__(self) -> int:
+        return hash((self.name, json.dumps(self.args, sort_keys=True, default=str), self.rows, self.check))
 
 
 @dataclass(frozen=True)
@@ -79,13 +105,29 @@ class ClientConfig:
     """Epochs of the run, numbered through its rounds, after which nothing is trained any more; null: no limit."""
     optimizer_state: Literal["reset", "keep"] = "reset"
     """The optimiser's state at the start of a round: fresh, or as the client left it."""
+    trainer: Annotated[TrainerConfig | str, Named()] | None = None
+    """What trains in place of the package's own loop; a name, or a mapping with `args`. Of this section it uses
+    `steps`, `epochs`, `optimizer_state` and `schedule_span`; rate, optimiser and batches are its own."""
 
     @property
     def spills(self) -> bool:
         """Can a group of micro-batches be incomplete, and is it then carried over an epoch's end?"""
         return self.accumulation_rule == "spill" and self.accumulation > 1
 
+    @property
+    def keeps_state(self) -> bool:
+        """Does a client keep anything from round to round: an optimiser, a place in its data or in a schedule?"""
+        is_function = self.trainer is not None and self.trainer.is_function
+        return self.optimizer_state == "keep" or self.steps is not None or self.schedule_span == "run" or is_function
+
+    @property
+    def can_halve_batches(self) -> bool:
+        """Can a micro-batch be cut in two where memory is short?"""
+        return self.trainer is None and (self.batch_size > 1 or self.max_tokens_per_batch is not None)
+
     def __post_init__(self) -> None:
+        if isinstance(self.trainer, str):
+            object.__setattr__(self, "trainer", TrainerConfig(self.trainer))
         if self.epochs is not None and self.steps is not None:
             raise ConfigError(
                 f"client.epochs is {self.epochs} and client.steps is {self.steps} but only one of them can be set; "
@@ -115,6 +157,17 @@ class ClientConfig:
         )
         refuse_unused("client", self, used_by)
         self._check_schedule()
+        if self.trainer is not None:
+            self._check_beside_trainer(self.trainer.name)
+
+    def _check_beside_trainer(self, name: str) -> None:
+        used = ("trainer", "steps", "epochs", "optimizer_state", "schedule_span")
+        for known in fields(self):
+            if known.name not in used and (value := getattr(self, known.name)) != known.default:
+                raise ConfigError(
+                    f"client.{known.name} is {value} but client.trainer is {name}, which has its own; remove "
+                    f"client.{known.name}, and say it in client.trainer.args"
+                )
 
     def _check_schedule(self) -> None:
         if self.relative_step and self.schedule != "constant":

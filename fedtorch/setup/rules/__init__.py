@@ -10,7 +10,18 @@ from torch import nn
 
 from fedtorch.config.schema import Config
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.rules import algorithm, attacks, clients, engine, evaluation, privacy, record, sums, vectors
+from fedtorch.setup.rules import (
+    algorithm,
+    attacks,
+    clients,
+    engine,
+    evaluation,
+    privacy,
+    record,
+    sums,
+    trainers,
+    vectors,
+)
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.train.engine import Engine
 
@@ -18,6 +29,7 @@ SUBJECTS: tuple[Subject, ...] = (
     clients.SUBJECT,
     algorithm.SUBJECT,
     engine.SUBJECT,
+    trainers.SUBJECT,
     vectors.SUBJECT,
     evaluation.SUBJECT,
     privacy.SHARED,

@@ -1,0 +1,97 @@
+"""What trains a client in place of the package's own loop, and how it is found by its name."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedtorch.config.registry import imported
+from fedtorch.config.validate import nearest
+from fedtorch.core.errors import ConfigError
+from fedtorch.train.job import ClientJob
+from fedtorch.train.loop import LossCurve
+from fedtorch.train.settings import ClientConfig, TrainerConfig
+from fedtorch.trainers import TRAINERS, process_state
+from fedtorch.trainers.check import Repeated
+
+
+class Trainer:
+    """Trains the module of an engine in place; the engine has loaded the weights, and takes the difference afterwards.
+
+    What is left behind in the module and in the process is put back by `borrowed.lent`, whoever trains.
+    """
+
+    tells_losses = True
+    """is the loss of every step known, so that clients can be weighed by it?"""
+    rows = "examples"
+    """what it is given where the config does not say: `examples` of the task, or `raw` rows"""
+
+    def __init__(self, settings: TrainerConfig) -> None:
+        self.settings = settings
+        self._repeated = Repeated() if settings.check else None
+
+    @property
+    def code(self) -> Any:
+        """The function from outside this package whose file all ranks must have alike; None: there is none."""
+        return None
+
+    @property
+    def wants_raw(self) -> bool:
+        """Does it get rows as they stand in the source?"""
+        return (self.settings.rows or self.rows) == "raw"
+
+    def check(self, hp: ClientConfig, task: Any) -> None:
+        """Refuse settings that cannot work, before the ranks meet.
+
+        Raises:
+            ConfigError: it names the key.
+        """
+
+    def check_module(self, module: nn.Module) -> None:
+        """Refuse a model that the trainer cannot train.
+
+        Raises:
+            ConfigError: it says why.
+        """
+
+    def train(self, job: ClientJob, weights: Tensor) -> LossCurve:
+        """Train from `weights` (flat, shared) and the client's private ones; the engine has the result.
+
+        Raises:
+            UpdateError: something else than trained weights was left in the model.
+            FedtorchError: with `check`, a training came to something else when it was done again.
+        """
+        return self.run(job, weights) if self._repeated is None else self._repeated.train(self.run, job, weights)
+
+    def run(self, job: ClientJob, weights: Tensor) -> LossCurve:
+        """Do one training for `train`."""
+        raise NotImplementedError
+
+    def rows_of(self, job: ClientJob) -> Any:
+        """The client's training rows, in the form that the trainer gets."""
+        return job.task.raw_rows(job.client.name, "train") if self.wants_raw else job.examples  # type: ignore[attr-defined]
+
+
+def trainer_of(settings: TrainerConfig) -> Trainer:
+    """The trainer that a config names.
+
+    Raises:
+        ConfigError: there is none of that name, or the function cannot be imported.
+    """
+    name = settings.name
+    if name in TRAINERS:
+        module, _, cls = TRAINERS[name].partition(":")
+        with process_state.quiet_import():
+            made = getattr(importlib.import_module(module), cls)(settings)
+        assert isinstance(made, Trainer)
+        return made
+    if ":" not in name:
+        raise ConfigError(
+            f"client.trainer.name is `{name}` but there is no such trainer; {nearest(name, list(TRAINERS))} "
+            "(or write `module:function` for one of your own)"
+        )
+    from fedtorch.trainers.function import FunctionTrainer
+
+    return FunctionTrainer(settings, imported("client.trainer.name", name, ""))

@@ -1,0 +1,148 @@
+"""TRL's trainers on raw rows: SFT, DPO, KTO, reward models."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import nn
+
+from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.extras import require
+from fedtorch.train.settings import ClientConfig, TrainerConfig
+from fedtorch.trainers.hugging_face import HuggingFace, Round
+from fedtorch.trainers.over_rounds import continued
+from fedtorch.trainers.reference import start_model
+
+
+class OfTRL(HuggingFace):
+    """One of TRL's trainers, found by its name when it is used: TRL is an extra."""
+
+    rows = "raw"
+    defaults = {"gradient_checkpointing": False}  # TRL's is on, and bf16 too
+    name: ClassVar[str]
+    """`<name>Trainer` and `<name>Config` in TRL"""
+    columns: ClassVar[Sequence[tuple[str, ...]]]
+    """forms of a row, of which it reads the first whose columns are all there"""
+
+    def __init__(self, settings: TrainerConfig) -> None:
+        super().__init__(settings)
+        require(f"client.trainer {settings.name}", "trl", extra="trl", instead="use a trainer that is here")
+
+    @property
+    def arguments_class(self) -> type:  # type: ignore[override]
+        """`<name>Config`."""
+        import trl
+
+        found: type = getattr(trl, f"{self.name}Config")
+        return found
+
+    def check(self, hp: ClientConfig, task: Any) -> None:
+        """Refuse also rows that are no texts of their own."""
+        if self.settings.rows == "examples":
+            raise ConfigError(
+                f"client.trainer.rows is examples but {self.settings.name} tokenises by itself; remove it, or set it "
+                "to raw"
+            )
+        if task.raw_columns and not any(set(form) <= {*task.raw_columns} for form in self.columns):
+            raise ConfigError(
+                f"client.trainer is {self.settings.name}, which reads rows with {_shown(self.columns)}; the task's "
+                f"rows have {', '.join(task.raw_columns)}"
+            )
+        super().check(hp, task)
+
+    def check_module(self, module: nn.Module) -> None:
+        """Refuse a model that does not foretell the next token."""
+        head = getattr(module, "get_output_embeddings", lambda: None)()
+        if head is None or getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+            raise ConfigError(
+                f"client.trainer is {self.settings.name}, which trains decoders, but the model of task is a "
+                f"{type(module).__name__}; set task.name to causal_lm or preference"
+            )
+
+    def make(self, round: Round) -> Any:
+        """TRL's trainer on a set of the client's rows, with a tokenizer of its own."""
+        import datasets
+        import trl
+
+        rows = chosen(round.rows, self.columns, self.settings.name)
+        kept = round.callback.kept
+        return continued(getattr(trl, f"{self.name}Trainer"), kept)(
+            model=round.job.engine.module,
+            args=round.args,
+            train_dataset=datasets.Dataset.from_list(rows),
+            processing_class=copy.deepcopy(round.job.task.vocabulary),
+            callbacks=[round.callback],
+            **self.more(round),
+        )
+
+    def more(self, round: Round) -> dict[str, Any]:
+        """Further arguments of the trainer itself."""
+        return {}
+
+
+class SFT(OfTRL):
+    """Supervised fine-tuning: on texts, on prompts and their completions, or on conversations."""
+
+    name = "SFT"
+    columns = (("messages", "tools"), ("messages",), ("prompt", "completion"), ("text",))
+
+
+class _WithReference(OfTRL):
+    """A trainer that compares with a reference: always the start model, unless the task says the round's.
+
+    On the first round's weights a trainer would copy these; from the second on it would compare with what other clients
+    have learned, or load the model's folder again.
+    """
+
+    def more(self, round: Round) -> dict[str, Any]:
+        """`ref_model`."""
+        of_round = getattr(round.job.task, "reference", "start") == "round"
+        return {"ref_model": start_model(round.job, round.weights if of_round else None)}
+
+
+class DPO(_WithReference):
+    """Direct preference optimisation (and the other losses of TRL's DPOTrainer) on pairs of answers."""
+
+    name = "DPO"
+    columns = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
+
+
+class KTO(_WithReference):
+    """Kahneman-Tversky optimisation on answers that are good or bad."""
+
+    name = "KTO"
+    columns = (("prompt", "completion", "label"),)
+
+
+class Reward(OfTRL):
+    """A reward model on pairs of answers; the model has a head of one number."""
+
+    name = "Reward"
+    columns = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
+
+    def check_module(self, module: nn.Module) -> None:
+        """Refuse a model without such a head."""
+        if getattr(getattr(module, "config", None), "num_labels", None) != 1 or not hasattr(module, "score"):
+            raise ConfigError(
+                "client.trainer is trl.Reward but the model has no head of one number; use a task whose model has one "
+                "(text_classification with task.problem: regression)"
+            )
+
+
+def chosen(rows: Sequence[Mapping[str, Any]], forms: Sequence[tuple[str, ...]], name: str) -> list[dict[str, Any]]:
+    """The rows with the columns of the first form that all of them have.
+
+    Raises:
+        DataError: none fits.
+    """
+    for form in forms:
+        if rows and all(all(column in row for column in form) for row in rows):
+            return [{column: row[column] for column in form} for row in rows]
+    there = ", ".join(sorted(rows[0])) if rows else "none"
+    raise DataError(f"client.trainer {name} reads rows with {_shown(forms)}; the task's rows have {there}")
+
+
+def _shown(forms: Sequence[tuple[str, ...]]) -> str:
+    return ", or ".join(" and ".join(form) for form in forms)
