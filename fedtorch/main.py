@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from fedtorch.config import load as yaml_config
-from fedtorch.config.options import SHIPPED, add_config_options, parse
+from fedtorch.config.options import SHIPPED, add_config_options, add_script_option, parse
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import DeadlineError, DeviceError
 from fedtorch.core.job_environment import check_job_environment
@@ -106,6 +106,7 @@ def _describe(config: Config, *, num_ranks: int, rank: int, cluster: Cluster | N
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__.splitlines()[0])
     add_config_options(parser, f"{SHIPPED}; without it the default job: eight generated clients")
+    add_script_option(parser)
     parser.add_argument(
         "--resume",
         default="auto",

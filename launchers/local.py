@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from fedtorch.config.masking import set_options
-from fedtorch.config.options import add_config_options, parse
+from fedtorch.config.options import add_config_options, add_script_option, parse
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, RestartsError, print_error
 from fedtorch.lifecycle.status import write_status
@@ -130,6 +130,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_config_options(parser, "as fedtorch.main takes, by default the same")
+    add_script_option(parser)
     parser.add_argument(
         "--ranks",
         type=ranks_of,

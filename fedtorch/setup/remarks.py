@@ -77,6 +77,8 @@ def about_evaluation(plan: Plan) -> Iterator[str]:
     for key in keys:
         split = getattr(config, key)
         what = "no best round is chosen" if key == "split" else "the run ends without scores"
+        if not plan.task.metrics() and not plan.task.evaluates_loss:
+            continue  # it measures nothing
         if not has_rows(plan.task, split):
             others = ", ".join(with_rows(plan.task)) or "no split"
             yield f"eval.{key} is {split}, of which no client has a row, so {what}; there are rows of {others}"

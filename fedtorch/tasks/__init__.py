@@ -11,5 +11,6 @@ TASKS = {
     "seq2seq": "fedtorch.tasks.seq2seq:Seq2Seq",
     "causal_lm": "fedtorch.tasks.causal_lm:CausalLM",
     "token_classification": "fedtorch.tasks.token_classification:TokenClassification",
+    "script": "fedtorch.tasks.script:Script",
     "dialog": "fedtorch.tasks.dialog:Dialog",
 }

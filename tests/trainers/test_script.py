@@ -1,0 +1,201 @@
+"""A script of the user's as a client: it runs alone, in one process and on ranks, and its mistakes are named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import make_runner
+from own_rows import write_rows
+from trained_otherwise import answers
+
+import fedtorch
+import fedtorch.client as fl
+from fedtorch.cli.__main__ import main
+from fedtorch.config.load import load
+from fedtorch.core.errors import ConfigError
+
+SCRIPT = """
+import sys
+
+import torch
+import fedtorch.client as fl
+
+rows = fl.rows("rows.jsonl", by="home")
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+model = fl.receive(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+total = 0.0
+for row in rows[:4]:
+    inputs = torch.tensor([float(len(row["prompt"])), float(len(row["completion"])), 1.0]) / 10
+    loss = (model(inputs) - 1).square().sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    fl.step()
+    total += loss.item()
+{more}
+fl.send(model, {{"loss": total / 4, "rows": len(rows)}})
+print("sent", len(rows), fl.name())
+"""
+LOOP = """
+import torch
+import fedtorch.client as fl
+
+rows, count = fl.rows("rows.jsonl", by="home"), 0
+model = torch.nn.Linear(3, 1)
+while fl.running():
+    fl.receive(model)
+    count += 1
+    with torch.no_grad():
+        model.bias += 1
+    fl.step()
+    fl.send(model, {"count": count})
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_rows(tmp_path / "rows.jsonl", answers())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def script(folder: Path, more: str = "", name: str = "train.py", text: str = SCRIPT) -> Path:
+    path = folder / name
+    path.write_text(text.format(more=more) if text is SCRIPT else text)
+    return path
+
+
+def runner_of(*sets: str) -> Any:
+    name, *others = sets
+    own = ["task.name=script", f"task.script={name}", "client.trainer=script", "run.dir=one", *others]
+    return make_runner(load("script/first", own))
+
+
+def run(name: str = "train.py", *sets: str, ranks: int | None = None) -> Any:
+    own = ["task.name=script", f"task.script={name}", "client.trainer=script", *sets]
+    return fedtorch.run("script/first", own, **({} if ranks is None else {"ranks": ranks}))
+
+
+def test_alone_it_has_all_rows_and_sends_nothing(folder: Path) -> None:
+    done = subprocess.run([sys.executable, str(script(folder))], capture_output=True, text=True, check=True)
+    assert done.stdout == "sent 30 alone\n"
+
+
+def test_outside_of_a_run_the_calls_do_nothing(folder: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    assert fl.receive(model) is model and (fl.name(), fl.round(), fl.seed()) == ("alone", 0, 0)
+    assert [fl.running(), fl.running(), fl.running(), fl.running()] == [True, False, True, False]
+    fl.send(model, {"loss": 1.0}), fl.step()
+    assert fl.rows("rows.jsonl")[0] == answers()[0]
+
+
+def test_the_command_trains_every_client_on_its_own_rows(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script(folder)
+    assert main(["run", "--script", "train.py", "--set", "rounds=2"]) == 0
+    out = capfd.readouterr().out
+    assert {line for line in out.splitlines() if line.startswith("sent")} == {
+        "sent 10 north", "sent 10 south", "sent 10 west"
+    }  # fmt: skip
+    result = json.loads((folder / "runs/train/results.json").read_text())
+    assert result["rounds"] == 2 and {entry["examples"] for entry in result["clients"].values()} == {10}
+
+
+@pytest.mark.processes
+def test_one_digest_however_many_ranks(folder: Path) -> None:
+    script(folder)
+    alone = run("train.py", "run.dir=one")
+    others = [run("train.py", f"run.dir=on{ranks}", ranks=ranks) for ranks in (2, 4)]
+    assert [other.digest for other in others] == [alone.digest] * 2
+
+
+def test_a_round_is_the_scripts_own_step_by_hand(folder: Path) -> None:
+    script(folder)
+    runner = runner_of("train.py", "rounds=1", "clients.per_round=1")
+    runner.run()
+    name = runner.trainer.drawn[0][0].name
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    for row in [row for row in answers() if row["home"] == name][:4]:
+        inputs = torch.tensor([float(len(row["prompt"])), float(len(row["completion"])), 1.0]) / 10
+        gradients = torch.autograd.grad((model(inputs) - 1).square().sum(), list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= 0.1 * gradient
+    found = runner.context.components.engine.shared.view(runner.context.server.tensors["weights"])
+    assert all(torch.allclose(found[n], p, rtol=0, atol=1e-6) for n, p in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ("1 / 0", "failed:ZeroDivisionError"),
+        ("sys.exit(3)", "failed:SystemExit"),
+        ("sys.exit(0)", "failed:NothingSent"),
+        ("fl.send(model)", "failed:UpdateError"),
+        ("model = torch.nn.Linear(4, 1)", "failed:UpdateError"),
+        ("model = torch.nn.Sequential(model)", "failed:UpdateError"),
+    ],
+)
+def test_a_client_whose_script_fails_is_named_and_the_others_go_on(folder: Path, more: str, status: str) -> None:
+    script(folder, f"if fl.name() == 'north':\n    {more}")
+    result = run("train.py", "run.dir=one", "rounds=1")
+    statuses = {name: entry["status"] for name, entry in result.results["clients"].items()}
+    assert statuses == {"north": status, "south": "ok", "west": "ok"}
+
+
+def test_numbers_that_are_not_finite_are_refused(folder: Path) -> None:
+    script(folder, "if fl.name() == 'north':\n    torch.nn.init.constant_(model.weight, float('nan'))")
+    runner = runner_of("train.py", "rounds=1")
+    runner.run()
+    assert runner.context.server.tensors["weights"].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import fedtorch.client as fl\nfl.rows('rows.jsonl', by='home')\n", r"without fedtorch.client.receive"),
+        (
+            "import fedtorch.client as fl\nfl.receive(None)\n",
+            r"calls fedtorch.client.receive before fedtorch.client.rows",
+        ),
+        ("import fedtorch.client as fl\nfl.rows()\n", r"where the rows are and whose"),
+        ("import fedtorch.client as fl\nfl.rows('rows.jsonl', by='hom')\n", r"no column `hom`; did you mean `home`"),
+        ("raise KeyError('x')\n", r"failed before it received a model: KeyError: 'x' at train.py:1"),
+        ("import sys\nsys.exit(4)\n", r"ended with exit\(4\)"),
+    ],
+)
+def test_a_script_that_cannot_be_a_client_is_refused_before_anything_is_trained(
+    folder: Path, text: str, words: str
+) -> None:
+    script(folder, text=text)
+    with pytest.raises(ConfigError, match=words):
+        run("train.py", "run.dir=one")
+
+
+def test_a_script_that_is_not_there_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="task.script is nowhere.py, which is no file"):
+        run("nowhere.py")
+
+
+def test_a_kept_process_remembers_and_one_that_is_not_kept_does_not(folder: Path) -> None:
+    script(folder, text=LOOP)
+    for keep, last in (("process", 9.0), ("nothing", 1.0)):
+        run("train.py", f"run.dir={keep}", f"task.keep={keep}", "rounds=3")
+        lines = map(json.loads, (folder / keep / "metrics.jsonl").read_text().splitlines())
+        counts = [line["trainer_count"] for line in lines if "trainer_count" in line]
+        assert max(counts) == last
+
+
+def test_rows_of_the_config_are_the_scripts(folder: Path) -> None:
+    script(folder, text=SCRIPT.format(more="").replace('fl.rows("rows.jsonl", by="home")', "fl.rows()"))
+    data = "task.data={source: rows.jsonl, clients: {iid: 5}, splits: {dev: 0, test: 0}}"
+    result = run("train.py", "run.dir=one", "rounds=1", data)
+    assert [entry["examples"] for entry in result.results["clients"].values()] == [6] * 5
