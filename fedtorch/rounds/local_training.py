@@ -232,7 +232,7 @@ class ClientTrainer:
             outgoing=Outgoing(outgoing, names, type(context.algorithm).__name__),
             engine=components.engine,
             task=components.training,
-            hp=context.config.client_for(client.name),
+            hp=context.settings_of(client.name),
             examples=examples if silo is None else silo.hidden,
             on_step=on_step,
             first_private=private_weights(components, client.name, state),
