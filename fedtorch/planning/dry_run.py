@@ -78,7 +78,8 @@ def _traffic(built: BuiltRun, num_ranks: int) -> str:
 def _rates(built: BuiltRun) -> str:
     """The rates of the first round, the middle one and the last, where they differ between rounds."""
     config, lines = built.config, list[str]()
-    settings = {"client": config.client, **{f"per_client.{name}": config.client_for(name) for name in config.per_client}}
+    own = {f"per_client.{name}": config.client_for(name) for name in config.per_client}
+    settings = {"client": config.client, **own}
     for key, hp in settings.items():
         if hp.lr_over_rounds is not None and config.rounds:
             shown = sorted({0, config.rounds // 2, config.rounds - 1})
