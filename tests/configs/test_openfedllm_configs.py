@@ -103,6 +103,8 @@ def test_rows_are_drawn_and_dealt_as_datasets_does(rows: Any, tmp_path: Path) ->
     assert len(by_prompt) == 103 and by_prompt["Order: do 3 this\nAnswer:"] == " done 3"
     order = Dataset.from_dict({"i": range(103)}).shuffle(seed=2023).shuffle(seed=2023)["i"]
     assert [row["completion"] for row in found if row["client"] == "client_01"] == [f" done {i}" for i in order[1::4]]
+    Dataset.from_list([json.loads(line) for line in file.read_text().splitlines()]).to_parquet("alpaca.parquet")
+    assert list(rows.sft(Path("alpaca.parquet"), template.read_text(), clients=4)) == found
 
 
 @pytest.fixture
