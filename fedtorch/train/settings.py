@@ -35,10 +35,11 @@ class RateOverRounds:
         cosine: min + ½ (lr − min) (1 + cos πt/T), t the round and T all rounds, as in OpenFedLLM's code; linear:
         min + (lr − min) (1 − t/T). So the last round is one step above `min`.
         """
-        done = min(1.0, round / max(1, rounds))
         if self.schedule == "constant":
             return lr
-        left = 1.0 - done if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        rounds = max(1, rounds)
+        now = min(round, rounds)
+        left = 1.0 - now / rounds if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * now / rounds))
         return self.min + (lr - self.min) * left
 
 
