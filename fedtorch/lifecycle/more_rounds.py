@@ -46,6 +46,10 @@ def _whys(config: Config, before: int, done: int) -> Iterator[str]:
         if _falls_over_the_run(own):
             yield f"{key}.schedule_span is run: the learning rate of every round depends on how many there are"
             break
+        if (rule := own.lr_over_rounds) is not None and rule.schedule != "constant" and rule.min < own.lr:
+            name = f"{key}.lr_over_rounds.schedule is {rule.schedule}"
+            yield f"{name}: the learning rate of every round depends on how many there are"
+            break
     server = config.server.resolved()
     if server.optimizer == "adamw" and (server.schedule != "constant" or server.warmup_ratio):
         key = f"server.schedule is {server.schedule}"

@@ -22,7 +22,7 @@ def describe(built: BuiltRun, *, num_ranks: int, cluster: Cluster | None = None)
     Raises:
         ConfigError: see `scale.describe_scale`.
     """
-    blocks = [_placement(built), _traffic(built, num_ranks), _memory(built)]
+    blocks = [_placement(built), _traffic(built, num_ranks), _memory(built), _rates(built)]
     if cluster is not None:
         blocks.append(describe_scale(built, cluster))
     return "\n\n".join(filter(None, [*blocks, describe_private(built), describe_public_sum(built)]))
@@ -73,6 +73,20 @@ def _traffic(built: BuiltRun, num_ranks: int) -> str:
     sizes = f"{down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up"
     beside = f", and down what {' and '.join(names)} grow by" if (names := algorithm.varying_vectors) else ""
     return f"traffic: {count}; per round at most {sizes}{beside}, {cohort} clients"
+
+
+def _rates(built: BuiltRun) -> str:
+    """The rates of the first round, the middle one and the last, where they differ between rounds."""
+    config, lines = built.config, list[str]()
+    own = {f"per_client.{name}": config.client_for(name) for name in config.per_client}
+    settings = {"client": config.client, **own}
+    for key, hp in settings.items():
+        if hp.lr_over_rounds is not None and config.rounds:
+            shown = sorted({0, config.rounds // 2, config.rounds - 1})
+            rates = (f"round {t + 1} {hp.in_round(t, config.rounds).lr:.6g}" for t in shown)
+            lines.append(f"  {key:<8} {', '.join(rates)} ({hp.lr_over_rounds.schedule})")
+    rest = [f"  and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
+    return "\n".join(["learning rate over rounds:", *lines[:_MOST_SHOWN], *rest]) if lines else ""
 
 
 def _memory(built: BuiltRun) -> str:

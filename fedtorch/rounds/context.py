@@ -25,6 +25,7 @@ from fedtorch.rounds.previous_scale import PreviousScale
 from fedtorch.rounds.rank_role import RankRole
 from fedtorch.tasks.base import SERVER
 from fedtorch.train.engine import Engine
+from fedtorch.train.settings import ClientConfig
 
 
 class RoundContext:
@@ -106,6 +107,10 @@ class RoundContext:
         """The algorithm, where clients send messages."""
         assert isinstance(self.algorithm, MessageAlgorithm)
         return self.algorithm
+
+    def settings_of(self, client: str) -> ClientConfig:
+        """The client's local training in this round, with the round's learning rate; also of the server's own data."""
+        return self.config.client_for(client).in_round(self.round, self.config.rounds)
 
     def message(
         self,

@@ -219,7 +219,7 @@ class ClientTrainer:
     def _make_job(self, client: Client, parts: int, *, outgoing: Tensor, on_step: Callable[[int], None]) -> ClientJob:
         """Make the job of an algorithm, which writes the update to `outgoing`."""
         context, components = self.context, self.context.components
-        state, hp = context.store.get(client.name), context.config.client_for(client.name)
+        state, hp = context.store.get(client.name), context.settings_of(client.name)
         names, received = context.algorithm.exchanged_vectors, context.vectors.by_name()
         if context.has_messages:
             names, received = (MESSAGE,), {**context.server.tensors, **received}

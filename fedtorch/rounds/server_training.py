@@ -67,7 +67,7 @@ class ServerTraining:
             outgoing=Outgoing(torch.zeros(0), (), type(context.algorithm).__name__),
             engine=components.engine,
             task=components.training,
-            hp=context.config.client_for(SERVER),
+            hp=context.settings_of(SERVER),
             examples=self.examples,
             on_step=on_step,
             rounds=context.config.rounds + 1,

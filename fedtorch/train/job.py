@@ -70,7 +70,7 @@ class ClientJob:
     task: Trainable
     """makes batches of examples and takes their loss"""
     hp: ClientConfig
-    """the client's local training settings"""
+    """the client's local training settings, with the round's learning rate"""
     examples: Sequence[Any]
     """its training data, which never leaves this rank"""
     on_step: Callable[[int], None]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
+import math
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -36,6 +37,36 @@ class TrainerConfig:
 
     def __hash__(self) -> int:
         return hash((self.name, json.dumps(self.args, sort_keys=True, default=str), self.rows, self.check))
+
+
+@dataclass(frozen=True)
+class RateOverRounds:
+    """`client.lr_over_rounds`: a learning rate for every round, over which `client.schedule` goes within the round."""
+
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the rate falls from `client.lr` in the first round: as half a cosine, as a line, or not at all."""
+    min: NotNegative = 0.0
+    """Where it would be in the round after the last one; at most `client.lr`."""
+
+    def __post_init__(self) -> None:
+        if self.schedule == "constant" and self.min:
+            raise ConfigError(
+                f"client.lr_over_rounds.min is {self.min} but client.lr_over_rounds.schedule is constant, which does "
+                "not use it; remove client.lr_over_rounds.min or set the schedule to cosine or linear"
+            )
+
+    def rate(self, lr: float, round: int, rounds: int) -> float:
+        """The rate of a round, from 0 on, of `rounds` that begin with `lr`.
+
+        cosine: min + ½ (lr − min) (1 + cos πt/T), t the round and T all rounds, as in OpenFedLLM's code; linear:
+        min + (lr − min) (1 − t/T). So the last round is one step above `min`.
+        """
+        if self.schedule == "constant":
+            return lr
+        rounds = max(1, rounds)
+        now = min(round, rounds)
+        left = 1.0 - now / rounds if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * now / rounds))
+        return self.min + (lr - self.min) * left
 
 
 @dataclass(frozen=True)
@@ -80,6 +111,10 @@ class ClientConfig:
     """Steps at the start of the schedule in which the rate rises from 0."""
     warmup_ratio: BelowOne = 0.0
     """The same as a share of the schedule's steps, rounded up."""
+    lr_over_rounds: RateOverRounds | None = None
+    """The rate of each round in place of `lr` in all: `{schedule: cosine, min: 1.0e-6}` falls from `lr` over the run's
+    rounds, and algorithms that read `lr` read the round's. `schedule` is then about the steps within a round. Rates
+    of an algorithm's own (`algorithm.personal_lr`) and the server's stay as they are."""
     max_grad_norm: Positive | None = None
     """Gradients with a larger L2 norm are scaled down to it before each step; null: no limit."""
     batch_size: Count = 8
@@ -125,6 +160,12 @@ class ClientConfig:
         """Can a micro-batch be cut in two where memory is short?"""
         return self.trainer is None and (self.batch_size > 1 or self.max_tokens_per_batch is not None)
 
+    def in_round(self, round: int, rounds: int) -> ClientConfig:
+        """The settings of one round, from 0 on, of `rounds`: with its rate as `lr`, and without `lr_over_rounds`."""
+        if self.lr_over_rounds is None:
+            return self
+        return replace(self, lr=self.lr_over_rounds.rate(self.lr, round, rounds), lr_over_rounds=None)
+
     def __post_init__(self) -> None:
         if isinstance(self.trainer, str):
             object.__setattr__(self, "trainer", TrainerConfig(self.trainer))
@@ -157,6 +198,7 @@ class ClientConfig:
         )
         refuse_unused("client", self, used_by)
         self._check_schedule()
+        self._check_rounds()
         if self.trainer is not None:
             self._check_beside_trainer(self.trainer.name)
 
@@ -181,6 +223,25 @@ class ClientConfig:
                     f"client.{key} is {getattr(self, key)} but client.schedule is {self.schedule}, which does not use "
                     f"it; remove client.{key} or set client.schedule to {schedule}"
                 )
+
+    def _check_rounds(self) -> None:
+        if self.lr_over_rounds is None:
+            return
+        if self.relative_step:
+            raise ConfigError(
+                "client.lr_over_rounds is set but client.relative_step is true, a rate of adafactor's own that does "
+                "not use client.lr; remove client.lr_over_rounds or set client.relative_step to false"
+            )
+        if self.schedule_span == "run":
+            raise ConfigError(
+                "client.lr_over_rounds is set but client.schedule_span is run, and both go over the whole run; remove "
+                "client.lr_over_rounds or set client.schedule_span to round"
+            )
+        if self.lr_over_rounds.min > self.lr:
+            raise ConfigError(
+                f"client.lr_over_rounds.min is {self.lr_over_rounds.min} but client.lr, from which the rate falls, is "
+                f"{self.lr}; set client.lr_over_rounds.min to at most that"
+            )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.ditto import Ditto
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.local import Local
+from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig
@@ -24,9 +25,11 @@ from fedtorch.core.errors import Interrupted
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Update
 from fedtorch.train.job import ClientJob
+from fedtorch.train.settings import RateOverRounds
 
 TASK = Quadratic(clients={"a": (1.0, 1.0, 6), "b": (2.0, -1.0, 9)}, start=(0.3, -0.7), noise=0.5, double=False)
 CLIENT = ClientConfig(optimizer="adamw", lr=0.1, batch_size=4, optimizer_state="keep")
+FALLING = ClientConfig(optimizer="sgd", lr=0.1, batch_size=4, lr_over_rounds=RateOverRounds("cosine", 0.01))
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "ditto": (Ditto(lam=0.5), {}),
     "checkpoints beside training": (Ditto(lam=0.5), {"checkpoint": CheckpointConfig(every=1, overlap=True)}),
     "local": (Local(), {"paradigm": "local"}),
+    "rate over rounds": (Scaffold(), {"client": FALLING}),
     "trained": (
         FedAvg(),
         {

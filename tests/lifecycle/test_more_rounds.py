@@ -78,6 +78,8 @@ def scores(name: str) -> list[dict[str, Any]]:
         ("eval.patience=1", "client.lr=2.6"),
         ("eval.every=0", "compare=[start, local]"),
         ("eval.every=2",),
+        ("client.lr_over_rounds={schedule: constant}",),
+        ("client.lr_over_rounds={min: 0.1}",),  # the rate itself
     ],
 )
 def test_more_rounds_go_on_to_the_bits_of_as_many_from_the_start(settings: tuple[str, ...]) -> None:
@@ -98,6 +100,8 @@ def test_more_rounds_go_on_to_the_bits_of_as_many_from_the_start(settings: tuple
             ("client.schedule=cosine", "per_client={b: {schedule_span: run}}"),
             "per_client.b.schedule_span is run",
         ),
+        (("client.lr_over_rounds={min: 0.01}",), "client.lr_over_rounds.schedule is cosine"),
+        (("per_client={b: {lr_over_rounds: {schedule: linear}}}",), "per_client.b.lr_over_rounds.schedule is linear"),
         (("server={optimizer: adamw, lr: 0.1, schedule: linear}",), "server.schedule is linear"),
         (("server={optimizer: adamw, lr: 0.1, warmup_ratio: 0.5}",), "server.warmup_ratio is 0.5"),
         (("algorithm={name: 'halving:Halving'}",), "algorithm.name is halving:Halving"),
