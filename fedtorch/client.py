@@ -22,7 +22,7 @@ Model = TypeVar("Model")
 
 
 class Script(Protocol):
-    """What a run is to the script that it runs."""
+    """A run, as the script that it runs sees it."""
 
     def rows(self, source: str | None, clients: Mapping[str, Any]) -> list[dict[str, Any]]: ...
     def receive(self, model: Any) -> Any: ...

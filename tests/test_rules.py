@@ -172,7 +172,11 @@ def test_an_import_of_a_room_above_is_found() -> None:
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_settings_know_errors_ranges_and_other_settings_only(name: str) -> None:
-    assert imported_modules(name) <= SETTINGS | {"fedtorch.core.errors", "fedtorch.core.ranges"}
+    assert imported_modules(name) <= SETTINGS | {
+        "fedtorch.core.errors",
+        "fedtorch.core.ranges",
+        "fedtorch.core.choices",
+    }
 
 
 def test_reading_a_config_imports_no_torch() -> None:

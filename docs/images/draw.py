@@ -25,6 +25,7 @@ PURPOSES = {
     "tasks": "data + model + loss", "chat": "talk to a model", "rounds": "the loop", "setup": "config → run, refusals",
     "lifecycle": "join, resume, end", "planning": "dry run, costs", "audit": "attacks", "main": "one run",
     "api": "from Python", "launchers": "processes, SLURM",
+    "trainers": "those of others", "client": "in a script",
 }  # fmt: skip
 
 

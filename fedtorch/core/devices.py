@@ -190,6 +190,16 @@ def seed(number: int, device: torch.device) -> None:
         _module(device).manual_seed_all(number)
 
 
+def generator_state(device: torch.device) -> Tensor | None:
+    """The state of the device's own generator, uint8 on the CPU; None: it has none."""
+    return _module(device).get_rng_state(device) if is_gpu(device) else None
+
+
+def set_generator_state(state: Tensor, device: torch.device) -> None:
+    """Put back what `generator_state` gave."""
+    _module(device).set_rng_state(state, device)
+
+
 @contextmanager
 def same_numbers_again(device: torch.device) -> Iterator[None]:
     """Drawn numbers, of dropout for instance, are drawn again after the block: on the CPU and on the device."""

@@ -35,7 +35,7 @@ from fedtorch.rounds.private_weights import private_weights
 from fedtorch.train.attacks.attackers import Attackers
 from fedtorch.train.job import ClientJob
 from fedtorch.train.outgoing import MESSAGE, Outgoing
-from fedtorch.trainers.base import trainer_of
+from fedtorch.trainers.named import trainer_of
 
 log = logging.getLogger(__name__)
 

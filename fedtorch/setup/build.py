@@ -34,7 +34,7 @@ from fedtorch.setup.remarks import about_data, about_decay, about_evaluation, ab
 from fedtorch.setup.rules import check_engine, check_plan
 from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.engine import Engine
-from fedtorch.trainers.base import trainer_of
+from fedtorch.trainers.named import trainer_of
 
 UNTRAINED = "parameters that are not trained"
 """The fact that is their digest, where the model has such (`Engine.fixed`)."""

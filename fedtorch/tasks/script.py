@@ -58,7 +58,7 @@ class Script(InFolder):
 
     @cached_property
     def own_data(self) -> OwnData:
-        """Of the config, or as the script says in its first call of `rows`."""
+        """The keys of `data`, or those that the script gives in its first call of `rows`."""
         if self.data is not None:
             return self.data
         found = self._begun(0, until_rows=True).data
@@ -109,7 +109,7 @@ class Script(InFolder):
         return model.cpu()
 
     def _begun(self, seed: int, *, until_rows: bool = False) -> Beginning:
-        """What the script says of itself when it is begun.
+        """Begin the script, to hear what it says of itself.
 
         Raises:
             ConfigError: it fails before it has said it.

@@ -1,19 +1,14 @@
-"""What trains a client in place of the package's own loop, and how it is found by its name."""
+"""A trainer: it trains a client in place of the package's own loop."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from torch import Tensor, nn
 
-from fedtorch.config.registry import imported
-from fedtorch.config.validate import nearest
-from fedtorch.core.errors import ConfigError
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.settings import ClientConfig, TrainerConfig
-from fedtorch.trainers import TRAINERS, process_state
 from fedtorch.trainers.check import Repeated
 
 
@@ -72,26 +67,3 @@ class Trainer:
     def rows_of(self, job: ClientJob) -> Any:
         """The client's training rows, in the form that the trainer gets."""
         return job.task.raw_rows(job.client.name, "train") if self.wants_raw else job.examples  # type: ignore[attr-defined]
-
-
-def trainer_of(settings: TrainerConfig) -> Trainer:
-    """The trainer that a config names.
-
-    Raises:
-        ConfigError: there is none of that name, or the function cannot be imported.
-    """
-    name = settings.name
-    if name in TRAINERS:
-        module, _, cls = TRAINERS[name].partition(":")
-        with process_state.quiet_import():
-            made = getattr(importlib.import_module(module), cls)(settings)
-        assert isinstance(made, Trainer)
-        return made
-    if ":" not in name:
-        raise ConfigError(
-            f"client.trainer.name is `{name}` but there is no such trainer; {nearest(name, list(TRAINERS))} "
-            "(or write `module:function` for one of your own)"
-        )
-    from fedtorch.trainers.function import FunctionTrainer
-
-    return FunctionTrainer(settings, imported("client.trainer.name", name, ""))

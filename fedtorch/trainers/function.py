@@ -62,7 +62,7 @@ class State(MutableMapping[str, "Tensor | float | int"]):
 
 @dataclass(frozen=True)
 class Context:
-    """What a training function is told beside model and rows."""
+    """The third argument of a training function, beside model and rows."""
 
     client: str
     """whose rows they are"""

@@ -39,7 +39,7 @@ _NOT_MEASURED = {
 
 @dataclass(frozen=True)
 class Round:
-    """What a trainer is made of in one round of one client."""
+    """The parts of a trainer in one round of one client."""
 
     job: ClientJob
     """whose"""

@@ -58,7 +58,7 @@ class _Parameter:
         self._version = parameter._version
 
     def problem(self, there: nn.Parameter | None) -> str:
-        """What was done to it, as a clause; empty: nothing, but that it was trained."""
+        """Say what was done to it, as a clause; empty: nothing, but that it was trained."""
         if there is None:
             return f"took the parameter `{self.name}` out of the model"
         if (there.shape, there.dtype) != (self._data.shape, self._data.dtype):

@@ -1,4 +1,4 @@
-"""What a trainer of transformers keeps over rounds: optimiser, place in its schedule, generators."""
+"""A trainer of transformers over rounds: its optimiser, its place in a schedule, its generators are kept."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
+from fedtorch.core import devices
 from fedtorch.core.seeds import seed_for
 from fedtorch.train.job import ClientJob
 from fedtorch.train.optim import load_state, state_of
@@ -40,7 +41,7 @@ class Kept:
 
     @property
     def seed(self) -> int:
-        """Of this round; of all rounds where they are one training, whose order of rows it decides."""
+        """The seed of this round; of all rounds where they are one training, whose order of rows it decides."""
         return (
             seed_for(self._job.run_seed, _PURPOSE, self._job.client.name) if self._goes_on else self._job.seed(_PURPOSE)
         )
@@ -159,7 +160,8 @@ def generators(device: torch.device) -> dict[str, Tensor]:
         "numpy_normal": torch.tensor([kind["gauss"]], dtype=torch.float64),
         "torch": torch.get_rng_state(),
     }
-    return found | ({"device": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+    of_device = devices.generator_state(device)
+    return found if of_device is None else {**found, "device": of_device}
 
 
 def put_back_generators(kept: Mapping[str, Tensor], device: torch.device) -> None:
@@ -172,7 +174,7 @@ def put_back_generators(kept: Mapping[str, Tensor], device: torch.device) -> Non
     np.random.set_state({"bit_generator": "MT19937", "state": state, "has_gauss": has_gauss, "gauss": gauss})
     torch.set_rng_state(kept["torch"])
     if "device" in kept:
-        torch.cuda.set_rng_state(kept["device"], device)
+        devices.set_generator_state(kept["device"], device)
 
 
 def _below(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:

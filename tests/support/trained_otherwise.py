@@ -17,7 +17,7 @@ from fedtorch.tasks.causal_lm import CausalLM
 from fedtorch.train.job import ClientJob
 from fedtorch.train.outgoing import Outgoing
 from fedtorch.train.settings import ClientConfig, TrainerConfig
-from fedtorch.trainers.base import trainer_of
+from fedtorch.trainers.named import trainer_of
 
 CLIENTS = ("north", "south", "west")
 DROPOUT = {**GPT2, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}

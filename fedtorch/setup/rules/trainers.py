@@ -10,15 +10,9 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.train.settings import TrainerConfig
-from fedtorch.trainers.base import trainer_of
+from fedtorch.trainers.named import trainer_of
 
 WHY = "client.trainer is {} but "
-
-
-def trainers(plan: Plan) -> list[TrainerConfig]:
-    """The trainers that clients have, each once."""
-    found = {hp.trainer for hp in plan.settings if hp.trainer is not None}
-    return sorted(found, key=lambda trainer: trainer.name)
 
 
 def the_trainer_is_known(plan: Plan) -> None:
@@ -33,7 +27,7 @@ def the_algorithm_leaves_steps_alone(plan: Plan) -> None:
     if reason := why_not_trainer(plan.algorithm):
         name = plan.config.algorithm_name or type(plan.algorithm).__name__
         raise ConfigError(
-            f"{WHY.format(trainers(plan)[0].name)}algorithm.name is {name}, which {reason}; set algorithm.name to "
+            f"{WHY.format(_trainers(plan)[0].name)}algorithm.name is {name}, which {reason}; set algorithm.name to "
             "fedavg, or remove client.trainer"
         )
 
@@ -43,7 +37,7 @@ def losses_are_told(plan: Plan) -> None:
     weighting = plan.algorithm.limits.weighting
     if weighting not in ("loss_reduction", "lorar"):
         return
-    for trainer in trainers(plan):
+    for trainer in _trainers(plan):
         if not trainer_of(trainer).tells_losses:
             raise ConfigError(
                 f"{WHY.format(trainer.name)}algorithm.weights is {weighting}, and it does not tell the loss of every "
@@ -53,7 +47,7 @@ def losses_are_told(plan: Plan) -> None:
 
 def a_trainer_has_one_process(plan: Plan) -> None:
     """Refuse DeepSpeed and workers of several ranks: a trainer would begin a group of its own, or wait for one."""
-    config, name = plan.config, trainers(plan)[0].name
+    config, name = plan.config, _trainers(plan)[0].name
     for key, value, plain in (
         ("engine.kind", config.engine.kind, "torch"),
         ("system.ranks_per_worker", max(plan.topology.sizes), 1),
@@ -66,14 +60,14 @@ def noise_is_added_in_steps(plan: Plan) -> None:
     """Refuse the privacy of rows: its noise is part of every step."""
     if plan.config.privacy.kind == "record":
         raise ConfigError(
-            f"{WHY.format(trainers(plan)[0].name)}privacy.kind is record, whose noise is part of every step of the "
+            f"{WHY.format(_trainers(plan)[0].name)}privacy.kind is record, whose noise is part of every step of the "
             "package's own loop; remove client.trainer, or set privacy.kind to client"
         )
 
 
 def the_task_has_raw_rows(plan: Plan) -> None:
     """Refuse raw rows where the task has none, or where an attack changes what it has tokenised."""
-    for trainer in trainers(plan):
+    for trainer in _trainers(plan):
         if not trainer_of(trainer).wants_raw:
             continue
         if not plan.training.raw_columns:
@@ -93,6 +87,12 @@ def the_model_is_the_trainers(config: Config, module: nn.Module) -> None:
     for hp in (config.client, *map(config.client_for, config.per_client)):
         if hp.trainer is not None:
             trainer_of(hp.trainer).check_module(module)
+
+
+def _trainers(plan: Plan) -> list[TrainerConfig]:
+    """The trainers that clients have, each once."""
+    found = {hp.trainer for hp in plan.settings if hp.trainer is not None}
+    return sorted(found, key=lambda trainer: trainer.name)
 
 
 SUBJECT = Subject(
