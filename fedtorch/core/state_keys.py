@@ -133,6 +133,9 @@ def best(name: str) -> str:
     return f"{BEST}/{name}"
 
 
+TRAINER = "trainer/"
+"""how the entries begin that a `client.trainer` keeps in tensors and numbers of a client"""
+
 OPTIMIZER = "/optimizer/"
 """between purpose and name in tensors and numbers of a client: what its optimiser keeps"""
 

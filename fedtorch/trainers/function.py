@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError, UpdateError
+from fedtorch.core.state_keys import TRAINER
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.settings import ClientConfig, TrainerConfig
@@ -20,7 +21,6 @@ from fedtorch.trainers import process_state
 from fedtorch.trainers.base import Trainer
 from fedtorch.trainers.exited import exits_are_errors
 from fedtorch.trainers.module_state import ModuleState
-from fedtorch.trainers.over_rounds import PREFIX
 from fedtorch.trainers.reference import start_model
 from fedtorch.trainers.watched import watched
 
@@ -34,27 +34,27 @@ class State(MutableMapping[str, "Tensor | float | int"]):
         self._state = state
 
     def __getitem__(self, name: str) -> Tensor | float | int:
-        key = PREFIX + name
+        key = TRAINER + name
         return self._state.tensors[key].clone() if key in self._state.tensors else self._state.numbers[key]
 
     def __setitem__(self, name: str, value: Tensor | float | int) -> None:
         if isinstance(value, Tensor):
-            self._state.numbers.pop(PREFIX + name, None)
-            self._state.tensors[PREFIX + name] = value.detach().cpu().clone()
+            self._state.numbers.pop(TRAINER + name, None)
+            self._state.tensors[TRAINER + name] = value.detach().cpu().clone()
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            self._state.tensors.pop(PREFIX + name, None)
-            self._state.numbers[PREFIX + name] = value
+            self._state.tensors.pop(TRAINER + name, None)
+            self._state.numbers[TRAINER + name] = value
         else:
             raise UpdateError(f"context.state takes tensors and numbers, and `{name}` is a {type(value).__name__}")
 
     def __delitem__(self, name: str) -> None:
         self[name]
-        self._state.tensors.pop(PREFIX + name, None)
-        self._state.numbers.pop(PREFIX + name, None)
+        self._state.tensors.pop(TRAINER + name, None)
+        self._state.numbers.pop(TRAINER + name, None)
 
     def __iter__(self) -> Iterator[str]:
         names = {**self._state.tensors, **self._state.numbers}
-        return iter(sorted(name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)))
+        return iter(sorted(name.removeprefix(TRAINER) for name in names if name.startswith(TRAINER)))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

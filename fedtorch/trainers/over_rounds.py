@@ -15,12 +15,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from fedtorch.core import devices
 from fedtorch.core.seeds import seed_for
+from fedtorch.core.state_keys import TRAINER
 from fedtorch.train.job import ClientJob
 from fedtorch.train.optim import load_state, state_of
 
-PREFIX = "trainer/"
-"""How all entries begin that trainers keep in a client's state."""
-_STEPS, _MOMENTS, _SCHEDULE, _RANDOM = (f"{PREFIX}{name}" for name in ("steps", "moments/", "schedule/", "random/"))
+_STEPS, _MOMENTS, _SCHEDULE, _RANDOM = (f"{TRAINER}{name}" for name in ("steps", "moments/", "schedule/", "random/"))
 _PURPOSE = "trainer"  # of seeds
 
 
@@ -105,7 +104,7 @@ class Kept:
         """Write what the next round needs into the client's state."""
         tensors, numbers = self._job.state.tensors, self._job.state.numbers
         for kept in (tensors, numbers):
-            for name in [name for name in kept if name.startswith(PREFIX)]:
+            for name in [name for name in kept if name.startswith(TRAINER)]:
                 del kept[name]  # type: ignore[attr-defined]
         if self._keeps:
             optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
