@@ -80,13 +80,18 @@ def _collected() -> Iterator[None]:
     """Cycles that are made inside are gone afterwards: trainers are full of them.
 
     What is there before is not looked at meanwhile, also not where accelerate collects: 0.4 s each time (*measured*).
+    A rank that was forked has frozen what its ranks share, and it stays so.
     """
+    is_forked = gc.get_freeze_count() > 0
+    if is_forked:
+        gc.collect()  # so that no garbage is frozen
     gc.freeze()
     try:
         yield
         gc.collect()
     finally:
-        gc.unfreeze()
+        if not is_forked:
+            gc.unfreeze()
 
 
 @contextmanager
