@@ -10,13 +10,25 @@ from torch import nn
 
 from fedtorch.config.schema import Config
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.rules import algorithm, attacks, clients, engine, evaluation, privacy, record, sums, vectors
+from fedtorch.setup.rules import (
+    algorithm,
+    attacks,
+    clients,
+    engine,
+    evaluation,
+    privacy,
+    record,
+    references,
+    sums,
+    vectors,
+)
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.train.engine import Engine
 
 SUBJECTS: tuple[Subject, ...] = (
     clients.SUBJECT,
     algorithm.SUBJECT,
+    references.SUBJECT,
     engine.SUBJECT,
     vectors.SUBJECT,
     evaluation.SUBJECT,
@@ -49,7 +61,7 @@ def check_data(plan: Plan) -> None:
     Raises:
         ConfigError: of the first rule that is broken.
     """
-    check_plan(plan, (clients.SUBJECT, algorithm.SUBJECT, engine.SUBJECT, evaluation.SUBJECT))
+    check_plan(plan, (clients.SUBJECT, algorithm.SUBJECT, references.SUBJECT, engine.SUBJECT, evaluation.SUBJECT))
 
 
 def check_promise(plan: Plan) -> None:
