@@ -11,5 +11,6 @@ TASKS = {
     "seq2seq": "fedtorch.tasks.seq2seq:Seq2Seq",
     "causal_lm": "fedtorch.tasks.causal_lm:CausalLM",
     "token_classification": "fedtorch.tasks.token_classification:TokenClassification",
+    "preference": "fedtorch.tasks.preference:Preference",
     "dialog": "fedtorch.tasks.dialog:Dialog",
 }
