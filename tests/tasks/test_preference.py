@@ -23,6 +23,7 @@ from fedtorch.data.own.first_config import CHAT
 from fedtorch.data.own.keys import SplitRule
 from fedtorch.main import main
 from fedtorch.models.dropout import without_dropout
+from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.data_check import main as check_main
 from fedtorch.setup.init import write
@@ -92,17 +93,19 @@ def test_with_the_rounds_own_reference_every_round_begins_with_none(
     assert all(found["margin"][0] != 0 for found in scores.values()), "scores are by the start"
 
 
-def test_at_the_start_nobody_wins_and_the_margin_is_0_to_the_bit(tmp_path: Path) -> None:
-    for kind in ("dpo", "kto"):
-        runner, all_scores = make_runner(config_of(tmp_path / kind, judge(kind=kind), rounds=1)), list[Any]()
-        finish = runner.evaluation.finish
-        runner.evaluation.finish = lambda: all_scores.append(finish()) or all_scores[-1]  # type: ignore[method-assign]
-        runner.run()
-        assert len(all_scores) == 2
-        for found in all_scores[0].values():
-            assert found["reward_accuracy"][0] == found["margin"][0] == 0.0
-            assert found["loss"][0] / found["loss"][1] == pytest.approx(FIRST[kind], abs=1e-7)
-        assert all(found["margin"][0] != 0.0 for found in all_scores[1].values())
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_at_the_start_nobody_wins_and_the_margin_is_0_to_the_bit(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluations = list[Any]()
+    finish = Evaluation.finish
+    monkeypatch.setattr(Evaluation, "finish", lambda self: evaluations.append(finish(self)) or evaluations[-1])
+    make_runner(config_of(tmp_path, judge(kind=kind), rounds=1)).run()
+    start, later = evaluations
+    for found in start.values():
+        assert found["reward_accuracy"][0] == found["margin"][0] == 0.0
+        assert found["loss"][0] / found["loss"][1] == pytest.approx(FIRST[kind], abs=1e-7)
+    assert all(found["margin"][0] != 0.0 for found in later.values())
 
 
 def test_dropout_that_is_asked_for_is_on(tmp_path: Path, curves: list[tuple[float, ...]]) -> None:
@@ -210,7 +213,10 @@ def test_other_verdicts_are_refused(label: Any) -> None:
 def test_an_answer_is_learned_with_its_end_token_whether_text_or_message() -> None:
     task = judge(chat_template=Path("chat.jinja"))
     end = task.vocabulary.eos_token
-    for row in ({"prompt": "what?", "chosen": " it is", "rejected": " no"}, {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]}):
+    for row in (
+        {"prompt": "what?", "chosen": " it is", "rejected": " no"},
+        {"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]},
+    ):
         (found,) = task.examples([task.form().convert(row)], "here")
         said = []
         for text in (found.first, found.second):
@@ -245,7 +251,10 @@ def test_a_last_batch_of_one_row_has_a_z_of_its_own(tmp_path: Path, curves: list
 
 def test_texts_and_messages_do_not_mix_in_kto(tmp_path: Path) -> None:
     task = judge(kind="kto", chat_template=Path("chat.jinja"))
-    mixed = [{"prompt": "p", "completion": "c", "label": True}, {"prompt": [ASKED], "completion": [GOOD], "label": True}]
+    mixed = [
+        {"prompt": "p", "completion": "c", "label": True},
+        {"prompt": [ASKED], "completion": [GOOD], "label": True},
+    ]
     with pytest.raises(DataError, match="here has rows of texts and rows of messages"):
         task.examples([task.form().convert(row) for row in mixed], "here")
 
@@ -364,7 +373,11 @@ def test_from_a_file_to_likelihoods_of_new_rows(kind: str, tmp_path: Path, capsy
 
 def test_conversations_train_from_a_file(tmp_path: Path) -> None:
     rows = [
-        {"chosen": [turn("user", f"day {i}"), GOOD], "rejected": [turn("user", f"day {i}"), BAD], "home": CLIENTS[i % 2]}
+        {
+            "chosen": [turn("user", f"day {i}"), GOOD],
+            "rejected": [turn("user", f"day {i}"), BAD],
+            "home": CLIENTS[i % 2],
+        }
         for i in range(24)
     ]
     write_rows(tmp_path / "talks.jsonl", rows)
