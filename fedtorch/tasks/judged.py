@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -146,10 +147,8 @@ def answer_likelihoods(model: Any, input_ids: Tensor, attention_mask: Tensor, la
 
 def _common(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
     """How many messages two conversations have in common at their beginnings."""
-    for place, (one, other) in enumerate(zip(chosen, rejected, strict=False)):
-        if one != other:
-            return place
-    return min(len(chosen), len(rejected))
+    both = zip(chosen, rejected, strict=False)  # of unlike length
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], both)))
 
 
 def _answer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -195,7 +195,17 @@ def test_pairs_that_cannot_be_are_refused(values: dict[str, Any], message: str) 
 
 @pytest.mark.parametrize(
     ("label", "is_good"),
-    [(True, True), (False, False), (1, True), (0, False), (1.0, True), ("true", True), ("False", False), ("0", False)],
+    [
+        (True, True),
+        (False, False),
+        (1, True),
+        (0, False),
+        (1.0, True),
+        ("true", True),
+        ("False", False),
+        ("1", True),
+        (" 0", False),
+    ],
 )
 def test_a_verdict_is_true_or_false(label: Any, is_good: bool) -> None:
     row = Verdicts().convert({"prompt": "p", "completion": "c", "label": label})
@@ -224,6 +234,52 @@ def test_an_answer_is_learned_with_its_end_token_whether_text_or_message() -> No
             said.append(task.vocabulary.decode(learned))
         assert said == ([" it is" + end, " no" + end] if "prompt" in row else ["go out" + end, "stay in" + end])
         assert task.supervised(found) == sum(found.first.is_learned) + sum(found.second.is_learned)
+
+
+CHANGING = (
+    "{% for message in messages %}{% if loop.last or message.role != 'assistant' %}{{ message.role }}{{ eos_token }}"
+    "{{ message.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant{{ eos_token }}{% endif %}"
+)
+"""A template that writes no earlier answers, as some leave out earlier reasoning."""
+
+
+@pytest.mark.parametrize("template", [CHAT, CHANGING], ids=["plain", "that drops earlier answers"])
+def test_an_earlier_answer_is_part_of_the_prompt(template: str, tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(template)
+    task = judge(chat_template=tmp_path / "chat.jinja")
+    before = [ASKED, turn("assistant", "earlier"), turn("user", "and now")]
+    (found,) = task.examples([task.form().convert({"chosen": [*before, GOOD], "rejected": [*before, BAD]})], "here")
+    learned = [token for token, is_learned in zip(found.first.ids, found.first.is_learned, strict=True) if is_learned]
+    assert task.vocabulary.decode(learned) == "go out" + task.vocabulary.eos_token
+    assert ("earlier" in task.vocabulary.decode(found.first.ids)) == (template == CHAT)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_likelihoods_are_those_of_a_bare_loop(kind: str) -> None:
+    """Texts of unlike length, each by itself and without padding."""
+    task = judge(kind=kind)
+    net, examples = task.build_model(1).eval(), task.load("north", "train")
+    with torch.no_grad():
+        found = task.reference_of(net, examples)
+    assert found.shape == (len(examples), 2) and found.dtype == torch.float32
+    for example, pair in zip(examples, found.tolist(), strict=True):
+        for text, total in zip((example.first, example.second), pair, strict=True):
+            with torch.no_grad():
+                logs = net(torch.tensor([text.ids])).logits[0].double().log_softmax(-1)
+            answer = [place for place, is_learned in enumerate(text.is_learned) if is_learned]
+            assert total == pytest.approx(sum(float(logs[place - 1, text.ids[place]]) for place in answer), rel=1e-5)
+
+
+def test_a_row_is_as_good_as_its_first_answer_unless_it_is_said() -> None:
+    text = judge().load("north", "train")[0].first
+    assert Judged(text, text) == Judged(text, text, is_desirable=True, has_other=True, reference=None)
+
+
+def test_a_verdict_on_a_text_and_a_message_is_refused() -> None:
+    for prompt, completion in (([ASKED], "c"), ("p", [GOOD])):
+        with pytest.raises(ValueError, match="`messages` is a str"):
+            Verdicts().convert({"prompt": prompt, "completion": completion, "label": True})
 
 
 def test_kto_pairs_a_prompt_with_the_answer_of_the_row_before() -> None:
@@ -319,17 +375,36 @@ KTO: dict[str, Any] = {"kind": "kto"}
         (KTO, {"client": ONE}, "client.batch_size is 1 but the task .* compares each row with others of its batch"),
         (KTO, {"system": SystemConfig()}, "system.oom_retry is true but the task .* compares each row with others"),
         (KTO, {"client": ClientConfig(max_tokens_per_batch=64)}, "client.max_tokens_per_batch is set but the task"),
+        (
+            KTO,
+            {"per_client": {"south": {"max_tokens_per_batch": 64}}},
+            "client.max_tokens_per_batch is set but the task",
+        ),
+        (KTO, {"per_client": {"south": {"batch_size": 1}}}, "client.batch_size is 1 but the task"),
         ({"reference": "round"}, {"algorithm": Local()}, "task.reference is round but .* clients receive no weights"),
         ({"reference": "round"}, {"paradigm": "local"}, "with paradigm local .* set task.reference to start"),
         ({"model": LORA}, {"algorithm": FLoRA(ranks={"south": 1}, added_rank=4)}, "changes the base of an adapter"),
     ],
-    ids=["one row", "halves", "by tokens", "nothing received", "alone", "another base"],
+    ids=[
+        "one row",
+        "halves",
+        "by tokens",
+        "by tokens at one",
+        "one row at one",
+        "nothing received",
+        "alone",
+        "another base",
+    ],
 )
 def test_runs_that_cannot_be_are_refused_before_anything_is_built(
     keys: dict[str, Any], changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make_runner(config_of(tmp_path, judge(**keys), **changes))
+
+
+def test_kto_is_not_refused_in_batches_of_two(tmp_path: Path) -> None:
+    make_runner(config_of(tmp_path, judge(**KTO), client=TWO))
 
 
 def test_dpo_takes_batches_of_one_and_halves(tmp_path: Path) -> None:
