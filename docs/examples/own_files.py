@@ -1,4 +1,5 @@
-"""Writes the files that docs/your-data.md works with: notes to classify, questions, pairs of texts, a saved data set.
+"""Writes the files that docs/your-data.md works with: notes to classify, questions, pairs of texts, a saved
+data set, answers to compare.
 
 python docs/examples/own_files.py [FOLDER]
 """
@@ -26,7 +27,7 @@ def note(draw: random.Random, diagnosis: str) -> str:
 
 
 def write(folder: Path) -> None:
-    """Four files, the same ones every time."""
+    """Write them, the same ones every time."""
     draw = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     sites = {"north": 90, "east": 70, "south": 50, "west": 30}
@@ -54,6 +55,11 @@ def write(folder: Path) -> None:
     kinds = [draw.choice(list(SIGNS)) for _ in range(600)]
     saved = Dataset.from_dict({"text": [note(draw, kind) for kind in kinds], "label": kinds})
     saved.save_to_disk(str(folder / "saved"))
+    with (folder / "answers.jsonl").open("w") as file:  # people like them short
+        for i, (organ, sign, other) in enumerate(draw.sample(list(product(PLACES, signs, signs)), 160)):
+            prompt = f"where is the {sign} {organ} of a {other} patient ?"
+            row = {"prompt": prompt, "chosen": f" {PLACES[organ]}", "rejected": f" in the {PLACES[organ]}"}
+            file.write(json.dumps({**row, "department": f"ward {i % 4 + 1}"}) + "\n")
 
 
 if __name__ == "__main__":

@@ -56,10 +56,11 @@ def losses(subject: Subject, client: str, split: str) -> list[float]:
     """Mean loss of each row, with the weights received last and the client's private ones."""
     context, components = subject.context, subject.context.components
     task, engine = components.task, components.engine
+    rows = subject.referred(task, client, split, list(task.load(client, split))[:MOST_ROWS])
     engine.load(context.vectors.weights, private_weights(components, client, context.store.get(client)))
     engine.module.eval()
     found = []
-    for example in list(task.load(client, split))[:MOST_ROWS]:
+    for example in rows:
         loss, terms = task.loss(engine.module, task.collate([example], False))
         found.append(float(loss) / max(1, int(terms)))
     return found

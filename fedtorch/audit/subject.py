@@ -26,11 +26,13 @@ from fedtorch.rounds.checkpointing import restore
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.local_training import ClientTrainer
+from fedtorch.rounds.references import References
 from fedtorch.setup.build import build
 from fedtorch.setup.mechanism import noise_of
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.record import silo_terms
 from fedtorch.setup.run_config import at_home, whole_paths
+from fedtorch.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,16 @@ class Subject:
     def examples(self, client: str) -> Sequence[Any]:
         """Rows that the client trains on."""
         if client not in self._examples:
-            self._examples[client] = self.context.components.training.load(client, "train")
+            components = self.context.components
+            rows = components.training.load(client, "train")
+            self._examples[client] = self.referred(components.training, client, "train", rows)
+            self.load_server()
         return self._examples[client]
+
+    def referred(self, task: Task, client: str, split: str, rows: Sequence[Any]) -> Sequence[Any]:
+        """Rows with the start's reference where the task compares with one; the engine then has other weights."""
+        engine, size = self.context.components.engine, self.context.config.eval.batch_size
+        return References(engine).by_start(task, client, split, rows, size, lambda: None)
 
     def run_example(self, client: str, index: int) -> None:
         """Run the model on one training example of a client, for those who listen to its layers."""

@@ -94,7 +94,9 @@ def model_size(built: BuiltRun) -> ModelSize:
         state=max(optimizer_numbers(hp) for hp in {config.client, *built.settings}),
         server_state=_SERVER_STATE.get(config.server.optimizer, 2),
         update_bytes=config.system.update_memory_mb << 20,
-        keeps_initial=built.algorithm.limits.reads_initial or not built.algorithm.exchanged_vectors,
+        keeps_initial=built.algorithm.limits.reads_initial
+        or not built.algorithm.exchanged_vectors
+        or bool(built.task.refers_to),
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from fedtorch.core.client import Client
 from fedtorch.planning.probe import REPEAT
+from fedtorch.rounds.references import reference_numbers
 from fedtorch.setup.build import BuiltRun
 
 _STEPS = 2  # after the first, in each try
@@ -30,7 +32,7 @@ def training_seconds(built: BuiltRun) -> Training:
     As in a round: between two clients the difference is taken, so weights and gradients are not in the caches.
     """
     client, hp, engine = largest_client(built), built.config.client, built.engine
-    examples = built.training.load(client.name, "train")
+    examples = _examples(built, client)
     batches = [
         built.training.collate(examples[start : start + hp.batch_size], True)
         for start in range(0, min(len(examples), hp.batch_size * hp.accumulation), hp.batch_size)
@@ -50,6 +52,16 @@ def training_seconds(built: BuiltRun) -> Training:
         engine.difference(received, update)
     step_s = median(later[1:])
     return Training(step_s, max(0.0, median(first[1:]) - step_s))
+
+
+def _examples(built: BuiltRun, client: Client) -> Sequence[Any]:
+    """Load its training examples, with their reference where the task compares with one."""
+    task, engine = built.training, built.engine
+    examples = task.load(client.name, "train")
+    if not task.refers_to:
+        return examples
+    engine.load(engine.initial_shared)
+    return task.with_reference(examples, reference_numbers(task, engine, examples, built.config.client.batch_size))
 
 
 def largest_client(built: BuiltRun) -> Client:

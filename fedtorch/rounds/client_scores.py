@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +19,7 @@ from fedtorch.rounds.best_model import BestModel
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.private_weights import private_weights
+from fedtorch.rounds.references import References
 from fedtorch.rounds.scoring import added, chooses_by, evaluate
 from fedtorch.tasks.base import Scores
 
@@ -46,7 +47,8 @@ class ClientScorer:
         """scores of single examples of the last evaluation that asked for them, by client"""
         # ranks that evaluate a client together have to come to the end of it together
         self._is_alone = context.components.worker is None
-        self._load = lru_cache(maxsize=CACHED_CLIENTS)(context.components.task.load)
+        self._load = lru_cache(maxsize=CACHED_CLIENTS)(self._referred)
+        self._references = References(context.components.engine)
         self._at_home = lru_cache(maxsize=None)(self._find_at_home)  # an evaluation is no pass over all clients
 
     def scores(self, split: str, *, at_best: bool) -> dict[str, Scores]:
@@ -128,20 +130,31 @@ class ClientScorer:
         context, components = self.context, self.context.components
         context.comm.heartbeat(phase="evaluate", round=context.round, client=name)
         context.working(f"evaluating {name}")
-        components.engine.load(weights, private)
         examples, size = self._load(name, split), context.config.eval.batch_size
+        components.engine.load(weights, private)
         result: Scores = {}
         by_loss = chooses_by(context.config.eval, components.task) == LOSS
         kept: list[tuple[Any, Any]] | None = [] if components.task.chosen else None
         for number, part in enumerate(components.task.eval_batches(examples, size * BATCHES_PER_BEAT)):
             result = added(result, evaluate(components.task, components.engine, part, size, each, kept, by_loss))
-            context.comm.heartbeat(phase="evaluate", round=context.round, client=name, step=number)
-            if context.role.is_stopped():
-                raise Stopped
+            self._beat(name, number)
         if kept:
             seen, predictions = zip(*kept, strict=True)
             result = {**result, **components.task.client_scores(name, result, seen, predictions)}
         return result
+
+    def _referred(self, name: str, split: str) -> Sequence[Any]:
+        """Load a client's examples, with the start's reference where the task compares with one."""
+        context, task = self.context, self.context.components.task
+        beat = partial(self._beat, name, 0)
+        return self._references.by_start(
+            task, name, split, task.load(name, split), context.config.eval.batch_size, beat
+        )
+
+    def _beat(self, name: str, step: int) -> None:
+        self.context.comm.heartbeat(phase="evaluate", round=self.context.round, client=name, step=step)
+        if self.context.role.is_stopped():
+            raise Stopped
 
     def _leaders(self, own: Mapping[str, Scores]) -> dict[str, Scores]:
         """The scores as this worker's leader has them, so that all its ranks choose the same best models."""

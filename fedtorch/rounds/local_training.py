@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, cached_property, lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.pace import Pace
 from fedtorch.rounds.placement import costs
 from fedtorch.rounds.private_weights import private_weights
+from fedtorch.rounds.references import References
 from fedtorch.train.attacks.attackers import Attackers
 from fedtorch.train.job import ClientJob
 from fedtorch.train.outgoing import MESSAGE, Outgoing
@@ -63,6 +65,7 @@ class ClientTrainer:
         self._steps = 0  # of the client that is trained
         self.trainer_of = cache(trainer_of)
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(self.attackers.load)
+        self._references = References(context.components.engine)
 
     @property
     def per_round(self) -> int:
@@ -223,7 +226,8 @@ class ClientTrainer:
         names, received = context.algorithm.exchanged_vectors, context.vectors.by_name()
         if context.has_messages:
             names, received = (MESSAGE,), {**context.server.tensors, **received}
-        examples = self.load(client.name, "train")
+        private = private_weights(components, client.name, state)
+        examples = self._referred(client.name, private, on_step)
         silo = context.mechanism.work(client.name, context.round, examples, [drawn.name for drawn, _ in self.drawn])
         return ClientJob(
             client=client,
@@ -237,13 +241,22 @@ class ClientTrainer:
             hp=hp,
             examples=examples if silo is None else silo.hidden,
             on_step=on_step,
-            first_private=private_weights(components, client.name, state),
+            first_private=private,
             rounds=context.config.rounds,
             chance=self.chance(client),
             parts=parts,
             silo=silo,
             trainer=None if hp.trainer is None else self.trainer_of(hp.trainer),
         )
+
+    def _referred(self, client: str, private: Tensor | None, on_step: Callable[[int], None]) -> Sequence[Any]:
+        """Load a client's training examples, with their reference where the task compares with one."""
+        context, task = self.context, self.context.components.training
+        examples, beat = self.load(client, "train"), partial(on_step, 0)
+        size = context.config.client_for(client).batch_size
+        if task.refers_to == "round":
+            return self._references.by_round(task, examples, size, beat, (context.vectors.weights, private))
+        return self._references.by_start(task, client, "train", examples, size, beat)
 
     def _on_step(self, client: str, n: int) -> None:
         self.lateness.check(client)

@@ -218,6 +218,7 @@ class Runner:
         context.vectors.begin()
         engine.adopt_initial(context.spill)
         is_needed = context.algorithm.limits.reads_initial or self.components.is_engine_shared
+        is_needed = is_needed or bool(self.components.task.refers_to)
         if context.algorithm.exchanged_vectors and not is_needed:
             engine.forget_initial()
 

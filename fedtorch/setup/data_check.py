@@ -92,7 +92,7 @@ def show(found: Overview, task: OwnTask) -> None:
     console = PlainConsole()
     splits = list(dict.fromkeys(split for client in found.clients.values() for split in client.rows))
     has_labels = any(client.labels for client in found.clients.values())
-    _print(console, found, _sizes(splits, has_labels, found.shared), f"{task.kind} in {task.folder}")
+    _print(console, found, _sizes(splits, has_labels, found.shared), f"{task.task_kind} in {task.folder}")
     _print(
         console, found, _lengths(task.max_length), f"tokens (task.max_length {task.max_length}), and rows that recur"
     )

@@ -15,7 +15,7 @@ from fedtorch.core.errors import ConfigError, DataError, FedtorchError, print_er
 from fedtorch.setup.data_check import own_task
 from fedtorch.tasks.own_first import Proposal, TextForm, Wishes, name_for, propose, scratch_beside, unusable_rows
 
-TASKS = ("text_classification", "token_classification", "seq2seq", "causal_lm")
+TASKS = ("text_classification", "token_classification", "seq2seq", "causal_lm", "preference")
 MOST_LEFT_OUT = 0.5
 """The part of rows from which on a file is not what it was taken for."""
 

@@ -12,5 +12,6 @@ TASKS = {
     "causal_lm": "fedtorch.tasks.causal_lm:CausalLM",
     "token_classification": "fedtorch.tasks.token_classification:TokenClassification",
     "script": "fedtorch.tasks.script:Script",
+    "preference": "fedtorch.tasks.preference:Preference",
     "dialog": "fedtorch.tasks.dialog:Dialog",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -125,6 +125,31 @@ class Task:
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """A batch of CPU tensors from examples."""
+        raise NotImplementedError
+
+    @property
+    def refers_to(self) -> Literal["", "start", "round"]:
+        """The weights that a loss compares the trained ones with, without a second model in memory; by default none.
+
+        Before examples are trained on or evaluated, `with_reference` gives them what `reference_of` says of them: with
+        the weights of the run's start loaded, or in training (`round`) those received in the round.
+        """
+        return ""
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Is the loss of an example another one beside other examples of its micro-batch? By default it is not."""
+        return False
+
+    def reference_of(self, model: nn.Module, examples: Sequence[Any]) -> Tensor:
+        """Numbers of each example by a model in eval mode, shape (examples, numbers), fp32; without gradients.
+
+        Called with the same few examples in the same order on any rank, and after a resume.
+        """
+        raise NotImplementedError
+
+    def with_reference(self, examples: Sequence[Any], found: Tensor) -> Sequence[Any]:
+        """Copies of examples with their rows of what `reference_of` found, on the CPU."""
         raise NotImplementedError
 
     def example_lengths(self, examples: Sequence[Any]) -> Sequence[tuple[int, ...]]:
@@ -321,6 +346,24 @@ class Merged(Task):
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """As in `parts`."""
         return self.parts.collate(examples, train)
+
+    @property
+    def refers_to(self) -> Literal["", "start", "round"]:
+        """As in `parts`."""
+        return self.parts.refers_to
+
+    @property
+    def mixes_rows(self) -> bool:
+        """As in `parts`."""
+        return self.parts.mixes_rows
+
+    def reference_of(self, model: nn.Module, examples: Sequence[Any]) -> Tensor:
+        """As in `parts`."""
+        return self.parts.reference_of(model, examples)
+
+    def with_reference(self, examples: Sequence[Any], found: Tensor) -> Sequence[Any]:
+        """As in `parts`."""
+        return self.parts.with_reference(examples, found)
 
     def example_lengths(self, examples: Sequence[Any]) -> Sequence[tuple[int, ...]]:
         """As in `parts`."""

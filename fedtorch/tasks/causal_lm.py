@@ -18,14 +18,15 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.scores import COUNT
 from fedtorch.data.own.rows import Form
 from fedtorch.models.auto import longest_input
-from fedtorch.models.packing import looks_ahead, packed, packed_logits, shared_rows, why_not_packed
+from fedtorch.models.packing import packed, packed_logits, shared_rows, why_not_packed
 from fedtorch.models.padding import pad
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.continued import Continued, Prediction, Tokens, log_likelihoods
+from fedtorch.tasks.continued import Continued, Prediction, Tokens, log_likelihoods, refuse_looking_ahead
 from fedtorch.tasks.conversations import Conversations, Unanswered, Unchosen
 from fedtorch.tasks.new_answers import new_answers
 from fedtorch.tasks.new_rows import NewPrompts
 from fedtorch.tasks.text_generation import IGNORED, Metric, TextTask, token_loss
+from fedtorch.text.chat import take_template
 
 LOG_LIKELIHOOD, ACCURACY, CHOICES = "log_likelihood", "accuracy", "choices"
 _MOST_UNSUPERVISED = 0.01
@@ -36,7 +37,7 @@ class CausalLM(TextTask):
     """Cross entropy over the tokens of answers, their end token among them, or of whole texts; perplexity is pooled."""
 
     head: ClassVar[Any] = "CausalLM"
-    kind: ClassVar[str] = "causal_lm"
+    task_kind: ClassVar[str] = "causal_lm"
     built_in: ClassVar[Mapping[str, Any]] = {
         LOG_LIKELIHOOD: LOG_LIKELIHOOD,
         "perplexity": "perplexity",
@@ -101,11 +102,7 @@ class CausalLM(TextTask):
             ConfigError: it also sees those after them; or texts cannot share a row, and `pack` is set.
         """
         model, name = super().build_model(seed), self.source_model.named
-        if looks_ahead(model, min(6, self.max_length)):
-            raise ConfigError(
-                f"task.model is {name}, whose attention looks ahead at the tokens that are to be foretold; choose a "
-                "decoder (gpt2, llama), or set task.model.is_decoder to true where the architecture has it (bert)"
-            )
+        refuse_looking_ahead(model, name, self.max_length)
         if self.generates and self._room(model) < 1:
             raise ConfigError(
                 f"task.generate.max_new_tokens is {self.generate.max_new_tokens} but {name} has "
@@ -137,10 +134,7 @@ class CausalLM(TextTask):
         """The tokenizer, with the chat template that is to be used."""
         tokenizer = super().vocabulary
         if self.chat_template is not None:
-            try:
-                tokenizer.chat_template = Path(self.chat_template).read_text()
-            except OSError as error:
-                raise ConfigError(f"task.chat_template: {self.chat_template} cannot be read ({error})") from None
+            take_template(tokenizer, self.chat_template)
         if self.rows_are == "messages" and not tokenizer.chat_template:
             raise ConfigError(
                 "task.rows_are is messages but the tokenizer has no chat template; give task.chat_template"

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from fedtorch.core.errors import DataError
+from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.models.packing import looks_ahead
 from fedtorch.models.padding import by_length
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.text_generation import IGNORED
@@ -122,6 +123,19 @@ class Tokens:
         if self.learns_all:
             learned = [True] * len(kept)
         return Continued(kept, learned, prompt if self.keeps_prompt else [], gold)
+
+
+def refuse_looking_ahead(model: nn.Module, name: str, most: int) -> None:
+    """Try a model on a few tokens, at most `most`; name: of the model, for the message.
+
+    Raises:
+        ConfigError: what it foretells of a token depends on that or later ones.
+    """
+    if looks_ahead(model, min(6, most)):
+        raise ConfigError(
+            f"task.model is {name}, whose attention looks ahead at the tokens that are to be foretold; choose a "
+            "decoder (gpt2, llama), or set task.model.is_decoder to true where the architecture has it (bert)"
+        )
 
 
 def log_likelihoods(

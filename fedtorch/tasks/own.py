@@ -48,7 +48,7 @@ class OwnTask(InFolder):
 
     head: ClassVar[Head]
     """of the model"""
-    kind: ClassVar[str]
+    task_kind: ClassVar[str]
     """its name in a config"""
     takes_metrics: ClassVar[bool] = True
     lower_is_better: ClassVar[tuple[str, ...]] = ()
@@ -106,7 +106,7 @@ class OwnTask(InFolder):
 
     def settings(self) -> dict[str, Any]:
         """Settings beside `data` that decide about the prepared rows."""
-        return {"task": self.kind, "labels": list(self.data.labels)}
+        return {"task": self.task_kind, "labels": list(self.data.labels)}
 
     @cached_property
     def source_model(self) -> AnyModel:
@@ -116,14 +116,14 @@ class OwnTask(InFolder):
     @cached_property
     def folder(self) -> Path:
         """The prepared rows; made on first use, below data/, and again when a file or a setting changes."""
-        return folder_for(self.data, self.kind, self._row_settings(), self.prepare_into)
+        return folder_for(self.data, self.task_kind, self._row_settings(), self.prepare_into)
 
     def prepare_into(self, folder: Path) -> list[int]:
         """Write the prepared rows, and the vocabulary of a random model; how many rows each client has."""
         settings = self._row_settings()
         train = partial(train_subwords, size=self.data.tokenizer_size) if settings["vocabulary"] else None
         return prepare(
-            folder, self.kind, self.data, self.kept_form(), label_of=self.label_of, train=train, settings=settings
+            folder, self.task_kind, self.data, self.kept_form(), label_of=self.label_of, train=train, settings=settings
         )
 
     def _row_settings(self) -> dict[str, Any]:
@@ -334,9 +334,13 @@ class OwnTask(InFolder):
     def refuse(self, examples: Sequence[Any], where: str) -> None:
         """Raises DataError if training cannot do with these examples together; where: for messages."""
 
+    def read_lengths(self, examples: Sequence[Any]) -> Sequence[tuple[int, ...]]:
+        """Tokens of each example as `data check` counts them: of what `texts_read` names."""
+        return self.example_lengths(examples)
+
     @property
     def longest(self) -> tuple[int, ...]:
-        """The most tokens that each of an example's `example_lengths` can have; one that has so many may be cut."""
+        """The most tokens that each of an example's `read_lengths` can have; one that has so many may be cut."""
         return (self.max_length,)
 
     def texts_read(self, row: Mapping[str, Any]) -> list[str]:

@@ -51,7 +51,7 @@ def overview(task: OwnTask, say: Callable[[int, int], None] = lambda done, of: N
         ConfigError, DataError: the rows cannot be prepared at all.
     """
     entries = task.prepared["clients"]
-    found = Overview(task.kind, {}, _shared(task), task.prepared.get("record", {}).get("left_out", 0))
+    found = Overview(task.task_kind, {}, _shared(task), task.prepared.get("record", {}).get("left_out", 0))
     digests: dict[tuple[str, str], list[bytes]] = {}
     task.vocabulary  # noqa: B018  # read once, for all processes
     rows = sum(split["examples"] for entry in entries.values() for split in entry["splits"].values())
@@ -76,7 +76,7 @@ def remarks(task: OwnTask, clients: Sequence[str]) -> list[str]:
     Raises:
         DataError: training would refuse a client's rows.
     """
-    found = Overview(task.kind, {}, _shared(task))
+    found = Overview(task.task_kind, {}, _shared(task))
     for client in clients:
         looked = _look(task, clients, client, is_whole=False)
         if looked.problems:
@@ -170,7 +170,7 @@ def _lengths(
     """
     if not examples:
         return _lengths_of_texts(task, rows)
-    each = task.example_lengths(examples)
+    each = task.read_lengths(examples)
     is_whole = [all(size < most for size, most in zip(sizes, task.longest, strict=True)) for sizes in each]
     full = [row for row, whole in zip(rows, is_whole, strict=True) if not whole]
     found = _lengths_of_texts(task, full[:again])

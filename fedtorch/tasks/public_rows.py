@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from fedtorch.core.errors import DataError
@@ -32,6 +33,16 @@ class HasRows(Protocol):
     def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Any]:
         """Converted rows as they are collated."""
 
+    @property
+    def refers_to(self) -> str:
+        """The model that its loss compares with; empty: none."""
+
+    def reference_of(self, model: nn.Module, examples: Sequence[Any]) -> Tensor:
+        """Numbers of each example by a model."""
+
+    def with_reference(self, examples: Sequence[Any], found: Tensor) -> Sequence[Any]:
+        """Examples with it."""
+
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """A batch of CPU tensors."""
 
@@ -56,10 +67,16 @@ def fit_to_public_rows(task: HasRows, model: nn.Module, source: str) -> None:
             examples: list[Any] = task.examples(all_usable(rows), f"{KEY}.public_rows")
             count += len(examples)
             for start in range(0, len(examples), SIZE):
-                loss, _ = task.loss(model, task.collate(examples[start : start + SIZE], False))
+                loss, _ = task.loss(model, task.collate(_referred(task, model, examples[start : start + SIZE]), False))
                 loss.float().backward()
     model.zero_grad()
     model.train(was_training)
     if not count:
         raise DataError(f"{KEY}.public_rows is {source!r}, which has no rows")
     fit_square(layers, gradients)
+
+
+@torch.no_grad()
+def _referred(task: HasRows, model: nn.Module, examples: Sequence[Any]) -> Sequence[Any]:
+    """Examples that are compared with the model itself, which is that of the start."""
+    return task.with_reference(examples, task.reference_of(model, examples)) if task.refers_to else examples

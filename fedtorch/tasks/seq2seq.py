@@ -21,7 +21,7 @@ class Seq2Seq(TextTask):
     """Cross entropy over the target's tokens, with the end token; what is generated is compared with the target."""
 
     head: ClassVar[Any] = "Seq2SeqLM"
-    kind: ClassVar[str] = "seq2seq"
+    task_kind: ClassVar[str] = "seq2seq"
 
     max_target_length: Count = 128
     """tokens of the longest target, with the end token"""
@@ -103,7 +103,7 @@ class Seq2Seq(TextTask):
 
     def new_form(self, *, perplexity: bool = False) -> NewPrompts:
         """`source`, or the columns of the template."""
-        refuse_perplexity(self.kind, perplexity)
+        refuse_perplexity(self.task_kind, perplexity)
         return NewPrompts(self.template_columns() if self.template else ["source"], self.template)
 
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ class TextClassification(LongTexts):
     """Cross entropy over labels, binary cross entropy over each of several, or squared error of a number."""
 
     head: ClassVar[Any] = "SequenceClassification"
-    kind: ClassVar[str] = "text_classification"
+    task_kind: ClassVar[str] = "text_classification"
     built_in: ClassVar[Mapping[str, Any]] = BUILT_IN
     lower_is_better: ClassVar[tuple[str, ...]] = ("rmse", "mae")
     replaceable: ClassVar[tuple[str, ...]] = ("rmse", "mae", "r2")
@@ -229,7 +229,7 @@ class TextClassification(LongTexts):
 
     def new_form(self, *, perplexity: bool = False) -> NewTexts:
         """A text, or two."""
-        refuse_perplexity(self.kind, perplexity)
+        refuse_perplexity(self.task_kind, perplexity)
         return NewTexts(optional=("text_pair",))
 
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ class TokenClassification(LongTexts):
 
     main_metric: ClassVar[str] = F1
     head: ClassVar[Any] = "TokenClassification"
-    kind: ClassVar[str] = "token_classification"
+    task_kind: ClassVar[str] = "token_classification"
     built_in: ClassVar[Mapping[str, Any]] = {
         ACCURACY: ACCURACY,
         "span_f1": "f1",
@@ -229,7 +229,7 @@ class TokenClassification(LongTexts):
 
     def new_form(self, *, perplexity: bool = False) -> UntaggedWords:
         """Words, or a text."""
-        refuse_perplexity(self.kind, perplexity)
+        refuse_perplexity(self.task_kind, perplexity)
         return UntaggedWords(self.annotation)
 
     def answers(self, model: nn.Module, rows: Sequence[Mapping[str, Any]], batch_size: int) -> list[dict[str, Any]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from fedtorch.core.errors import DataError
+from fedtorch.core.errors import ConfigError, DataError
 
 ASSISTANT = "assistant"
 
@@ -103,6 +104,18 @@ def _first_prompt(tokenizer: PreTrainedTokenizerBase, turn: Sequence[int], tools
         if list(turn[start : start + len(prompt)]) == prompt:
             return list(turn[: start + len(prompt)])
     return asked
+
+
+def take_template(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+    """Give a tokenizer the chat template in a file, in place of its own.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        tokenizer.chat_template = Path(file).read_text()
+    except OSError as error:
+        raise ConfigError(f"task.chat_template: {file} cannot be read ({error})") from None
 
 
 def asked(tokenizer: PreTrainedTokenizerBase, messages: Messages, tools: Tools = None) -> list[int]:

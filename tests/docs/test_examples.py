@@ -79,7 +79,7 @@ def test_the_files_of_the_page_on_own_data_have_the_columns_that_it_names(
 def test_the_configs_of_the_page_on_own_data_are_valid(tmp_path: Path) -> None:
     page = (DOCS / "your-data.md").read_text()
     found = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
-    assert len(found) == 15
+    assert len(found) == 18
     for text in found:
         (tmp_path / "page.yaml").write_text(text)
         load(tmp_path / "page.yaml")

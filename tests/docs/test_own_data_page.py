@@ -33,7 +33,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_has_all_kinds() -> None:
     assert list(SECTIONS) == [
         "Pairs of texts", "Several labels a row", "A number", "Words with tags", "Spans of a text", "CoNLL files",
-        "Messages, with tools", "Texts to go on with", "Files for train, dev and test",
+        "Messages, with tools", "Two conversations", "Answers, good or not", "Texts to go on with",
+        "Files for train, dev and test",
         "Separators, encodings, decimals", "Columns within columns",
     ]  # fmt: skip
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from factors import Regression
 from harness import make_runner
+from judged_rows import judge, pairs
 from own_rows import BERT, classifier, completer, names, tagger, translator, weather, write_rows
 from private_runs import private
 from toy import Quadratic
@@ -145,11 +146,12 @@ def own_tasks(folder: Path) -> Mapping[str, Any]:
         "token_classification": tagger(named),
         "causal_lm": completer(asked),
         "seq2seq": translator(moved),
+        "preference": judge(write_rows(folder / "judged.jsonl", pairs(18, 3))),
     }
 
 
 @pytest.mark.parametrize(
-    "name", ["text_classification", "lora", "fed-sb", "token_classification", "causal_lm", "seq2seq"]
+    "name", ["text_classification", "lora", "fed-sb", "token_classification", "causal_lm", "seq2seq", "preference"]
 )
 def test_the_same_of_rows_of_ones_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -314,7 +314,68 @@ FOURTEEN: dict[str, Case] = {
 }
 """The kinds of data sets that were tried first; own models count as one."""
 
+
+def compared(i: int) -> dict[str, Any]:
+    """Two conversations that begin alike."""
+    asked = {"role": "user", "content": text(i)}
+    good, bad = ({"role": "assistant", "content": f"it is {each}"} for each in (kind(i), WORDS[i % 12]))
+    return {"chosen": [asked, good], "rejected": [asked, bad], "team": site(i)}
+
+
 MORE: dict[str, Case] = {
+    "answers to compare": Case(
+        jsonl(rows(prompt=text, chosen=kind, rejected=lambda i: f"no {i}", team=site)),
+        "preference",
+        {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+        {"by": "team"},
+        {"kind": "dpo", "truncate": "left", "max_length": 32},
+        ("columns `chosen` and `rejected` hold answers to compare",),
+    ),
+    "answers to compare, the prompt by another name": Case(
+        jsonl(rows(asked=lambda i: text(i, 20), chosen=kind, rejected=lambda i: f"no {i}", team=site)),
+        "preference",
+        {"prompt": "asked", "chosen": "chosen", "rejected": "rejected"},
+        {"by": "team"},
+        {"kind": "dpo"},
+    ),
+    "conversations to compare": Case(
+        jsonl([compared(i) for i in range(48)]),
+        "preference",
+        {"chosen": "chosen", "rejected": "rejected"},
+        {"by": "team"},
+        {"kind": "dpo", "chat_template": "data.jinja", "truncate": "left"},
+    ),
+    "conversations to compare for a model without a template": Case(
+        jsonl([compared(i) for i in range(48)]),
+        "preference",
+        {"chosen": "chosen", "rejected": "rejected"},
+        {"by": "team"},
+        {"model": {"path": "model"}, "chat_template": "data.jinja"},
+        ("the model has none, so a plain one is written to data.jinja",),
+        model="llama",
+    ),
+    "answers, good or not": Case(
+        jsonl(rows(prompt=text, completion=kind, label=lambda i: i % 2 == 0, team=site)),
+        "preference",
+        {"prompt": "prompt", "completion": "completion", "label": "label"},
+        {"by": "team"},
+        {"kind": "kto", "truncate": "left"},
+        ("column `label` says whether `completion` is good",),
+    ),
+    "answers, good or not, in a CSV, as it was said": Case(
+        table(rows(question=text, answer=kind, rating=lambda i: i % 2, team=site)),
+        "preference",
+        {"prompt": "question", "completion": "answer", "label": "rating"},
+        {"by": "team"},
+        {"kind": "kto"},
+        options=("--task", "preference", "--label", "rating"),
+    ),
+    "prompts, completions and a number, which may be anything": Case(
+        jsonl(rows(prompt=text, completion=kind, label=lambda i: i % 2, team=site)),
+        "causal_lm",
+        {"prompt": "prompt", "completion": "completion"},
+        {"by": "team"},
+    ),
     "labels in a CSV": Case(
         table(NOTES), "text_classification", {"text": "note", "label": "diagnosis"}, {"by": "hospital"}
     ),

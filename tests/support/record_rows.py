@@ -39,6 +39,7 @@ def rows(silo: str, persons: int, kind: str) -> list[dict[str, Any]]:
                 "token_classification": {"tokens": words, "tags": ["B-W" if w == words[0] else "O" for w in words]},
                 "seq2seq": {"source": text, "target": words[0]},
                 "causal_lm": {"prompt": text, "completion": words[0]},
+                "preference": {"prompt": text, "chosen": words[0], "rejected": f"{words[1]} is"},
             }[kind]
             found.append({**row, "patient": f"{silo} {number}", "silo": silo})
     return found
@@ -56,7 +57,13 @@ def write(folder: Path, kind: str, persons: int = 8) -> Path:
 BERT = "{random: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 16}"
 GPT2 = "{random: gpt2, n_layer: 1, n_embd: 16, n_head: 2, n_positions: 32}"
 T5 = "{random: t5, d_model: 16, d_kv: 8, d_ff: 32, num_layers: 1, num_heads: 2}"
-MODELS = {"text_classification": BERT, "token_classification": BERT, "seq2seq": T5, "causal_lm": GPT2}
+MODELS = {
+    "text_classification": BERT,
+    "token_classification": BERT,
+    "seq2seq": T5,
+    "causal_lm": GPT2,
+    "preference": GPT2,
+}
 LABELS = {"text_classification": "[bad, good]", "token_classification": "[W]"}
 
 

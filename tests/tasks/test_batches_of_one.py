@@ -51,7 +51,7 @@ def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def padding_on(task: Any, side: str) -> Any:
     """The same task with a tokenizer that pads on this side, as those of many decoders do."""
-    folder = Path(f"{task.kind}-{side}")
+    folder = Path(f"{task.task_kind}-{side}")
     if not folder.exists():
         tokenizer = AutoTokenizer.from_pretrained(task.folder / "tokenizer", padding_side=side)
         tokenizer.save_pretrained(folder)

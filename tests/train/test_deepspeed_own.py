@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness import make_config
+from judged_rows import judge, write_both
 from own_rows import BERT, FEW, classifier, own, weather, write_rows
 from ranks import run_ranks
 
@@ -35,6 +37,8 @@ def tasks() -> dict[str, Task]:
     return {
         "encoder": classifier("rows.jsonl", model=BERT | no_dropout),
         "encoder-decoder": Seq2Seq(data=answers, model=BART, max_length=64, generate=FEW),
+        "preferences": judge("pairs.jsonl", model=QWEN3),
+        "verdicts": judge("verdicts.jsonl", model=QWEN3, kind="kto"),
         "decoder": CausalLM(data=texts, model=QWEN3, rows_are="text", max_length=64, generate=FEW),
     }
 
@@ -51,9 +55,12 @@ def test_a_worker_of_two_ranks_equals_one_process(stage: int, tmp_path: Path, mo
     """Rows differ in length, so the ranks' micro-batches differ in tokens: sums are divided, not means averaged."""
     monkeypatch.chdir(tmp_path)
     write_rows(Path("rows.jsonl"), weather(24))
-    plain: dict[str, Any] = {"client": ADAMW, "eval": EvalConfig(every=1)}
-    shared = {"engine": EngineConfig(kind="deepspeed", stage=stage), "system": SystemConfig(ranks_per_worker=2)}
+    write_both()
+    whole = SystemConfig(oom_retry=False)  # as KTO's batches have to be
+    plain: dict[str, Any] = {"client": ADAMW, "eval": EvalConfig(every=1), "system": whole}
+    shared: dict[str, Any] = {"engine": EngineConfig(kind="deepspeed", stage=stage)}
+    shared["system"] = replace(whole, ranks_per_worker=2)
     expected = {kind: result(make_config(tmp_path / kind, task, **plain)) for kind, task in tasks().items()}
-    configs = [make_config(tmp_path / "many" / kind, task, **plain, **shared) for kind, task in tasks().items()]
+    configs = [make_config(tmp_path / "many" / kind, task, **{**plain, **shared}) for kind, task in tasks().items()]
     for found, kind in zip(run_ranks(as_rank, 3, str(tmp_path), configs, timeout=240)[0], expected, strict=True):
         agree(found, expected[kind])

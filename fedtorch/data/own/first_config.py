@@ -18,6 +18,7 @@ RANDOM = {
     "seq2seq": "{random: t5, d_model: 64, d_kv: 16, d_ff: 128, num_layers: 2, num_heads: 4}",
     "causal_lm": "{random: gpt2, n_embd: 64, n_layer: 2, n_head: 4}",
 }
+RANDOM["preference"] = RANDOM["causal_lm"]
 RANDOM["token_classification"] = RANDOM["text_classification"]
 # Roles and contents stand between end tokens, so that no token reaches over the border of an answer.
 CHAT = (
@@ -83,7 +84,7 @@ class Settings:
             notes.append(("splits", ", ".join(f"{name} is {file}" for name, file in sorted(self.splits.items()))))
         if self.form.format:
             notes.append(("format", "a word and its tag a line, sentences between empty lines"))
-        if "messages" in found.roles and self.model:
+        if found.is_chat and self.model:
             notes += self._of_template()
         return notes
 
@@ -131,7 +132,7 @@ def config_text(found: Guess, settings: Settings) -> str:
 def chat_template(found: Guess, settings: Settings) -> str:
     """The template to be written beside the config, where rows are conversations and the tokenizer has none."""
     has_one = settings.model is not None and settings.kind.has_chat_template is not False
-    return CHAT if "messages" in found.roles and not has_one else ""
+    return CHAT if found.is_chat and not has_one else ""
 
 
 def quoted(text: str | None) -> str:
@@ -175,7 +176,7 @@ def _long(found: Guess, settings: Settings) -> list[str]:
     """Say what becomes of texts beyond `max_length`."""
     if settings.windows(found):
         return ["  long: windows # of max_length tokens each; `truncate` reads the first one alone, and is faster"]
-    if found.task == "causal_lm" and "text" not in found.roles:
+    if found.task in ("causal_lm", "preference") and "text" not in found.roles:
         return ["  truncate: left # so that answers, which stand at the end, are not what is cut"]
     return []
 
@@ -185,6 +186,9 @@ def _rows_are(found: Guess, settings: Settings) -> list[tuple[str, str]]:
     if found.task == "seq2seq":
         tokens = _rounded(found.answer_tokens)
         return [("max_target_length", str(tokens)), ("generate", f"{{max_new_tokens: {tokens}}}")]
+    if found.task == "preference":
+        kind = "kto # answers one by one, good or not" if "label" in found.roles else "dpo # or ipo"
+        return [("kind", kind), *_template(found, settings)]
     if "spans" in found.roles:
         return [("annotation", "spans")]
     if found.scheme != "iob2":
@@ -193,9 +197,14 @@ def _rows_are(found: Guess, settings: Settings) -> list[tuple[str, str]]:
         return [("rows_are", "choices"), ("template", '"{prompt} " # and the choice after it')]
     if found.task != "causal_lm" or "prompt" in found.roles:
         return []
+    return [("rows_are", next(iter(found.roles))), *_template(found, settings)]
+
+
+def _template(found: Guess, settings: Settings) -> list[tuple[str, str]]:
+    if not chat_template(found, settings):
+        return []
     why = "the model has none" if settings.model else "the tokenizer is a new one and has none"
-    template = [("chat_template", f"{quoted(str(settings.template_file))} # {why}")]
-    return [("rows_are", next(iter(found.roles))), *(template if chat_template(found, settings) else [])]
+    return [("chat_template", f"{quoted(str(settings.template_file))} # {why}")]
 
 
 def _clients(found: Guess) -> list[str]:
@@ -237,13 +246,16 @@ def _training(found: Guess, settings: Settings) -> list[str]:
     if settings.windows(found):  # of each text, a quarter of which lies in the one before
         steps *= max(1, 4 * sum(found.lengths) // (3 * settings.length(found) * len(found.lengths)))
     rounds = min(10, max(2, _STEPS // (2 * steps)))
-    lines = [f"rounds: {rounds}"]
+    lines, is_kto = [f"rounds: {rounds}"], found.task == "preference" and "label" in found.roles
     if found.clients > 20:
         lines.append(f"clients: {{per_round: {taking_part}}} # of {found.clients}")
     rate, what = ("5.0e-5", "for a pretrained model") if model else ("1.0e-3", "for random weights")
+    if model and found.task == "preference":
+        rate, what = "5.0e-6", "for a model that answers already"
     lines += [
         f"client: {{optimizer: adamw, lr: {rate}, batch_size: {_BATCH}, epochs: 2}} # lr {what}",
         "algorithm: {name: fedavg}",
+        *(["system: {oom_retry: false} # KTO compares within a batch, which must stay whole"] if is_kto else []),
         "# compare: [start, local, centralized] # beside it: untrained, every client alone, all rows together",
     ]
     return lines

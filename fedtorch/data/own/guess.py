@@ -146,12 +146,14 @@ def _find_id(found: Guess, columns: Mapping[str, Column], looked: Looked, given:
 def _measure(found: Guess, columns: Mapping[str, Column]) -> None:
     """How long rows are."""
     read = {role: columns[name].share_below(0.99) + 2 for role, name in found.roles.items()}
-    for role in ("tags", "spans", *(("label",) if found.task == "text_classification" else ())):
+    for role in ("tags", "spans", *(("label",) if found.task in ("text_classification", "preference") else ())):
         read.pop(role, None)
     if "choices" in read:  # of which one is read
         longest = max(len(text.split()) for text in columns[found.roles["choices"]].values)
         read |= {"choices": 0, "completion": int(1.5 * longest) + 2}
-    if "messages" in read and "tools" in columns:
+    if "rejected" in read:  # of two answers, the longer one
+        read["chosen"] = max(read["chosen"], read.pop("rejected"))
+    if found.is_chat and "tools" in columns:
         read["tools"] = columns["tools"].share_below(0.99) + 2
     found.answer_tokens = read.pop("target", 0)
     found.tokens = sum(read.values())
@@ -173,7 +175,7 @@ def _passed_over(found: Guess, columns: Mapping[str, Column]) -> Iterable[str]:
     """Say what other columns may be, for whoever looks at the guess."""
     used = {*found.roles.values(), found.by, found.id, found.split}
     for name, column in columns.items():
-        if name in used or (name == "tools" and "messages" in found.roles):
+        if name in used or (name == "tools" and found.is_chat):
             continue
         few = 2 <= column.distinct and column.distinct * FEW_ROWS <= found.rows and column.words <= 3
         is_number = column.is_numeric or column.has_commas

@@ -12,6 +12,7 @@ from fedtorch.data.own.guessed import FEW_ROWS, LABEL_NAMES, NUMBER_NAMES, SHOWN
 
 PROMPTS = ("prompt completion", "instruction response", "instruction output", "prompt response", "question answer")
 CHOICES, RIGHT = ("choices", "options", "endings"), ("completion", "answer", "label", "gold", "target", "correct")
+PREFERENCE_PROMPTS, VERDICTS = ("prompt", "instruction", "question"), ("label", "desirable", "liked", "thumbs_up")
 PAIRS = ("source target", "src tgt", "src target", "document summary", "article highlights", "article summary")
 TEXT_PAIRS = ("premise hypothesis", "question passage", "query document", "query passage")
 WORDS, TAGS = ("tokens", "words"), ("tags", "ner_tags", "labels", "pos_tags")
@@ -53,8 +54,38 @@ def decide(found: Guess, columns: Columns, wishes: Wishes, name: str) -> None:
 def _turns(found: Guess, columns: Columns, wishes: Wishes) -> bool:
     for name, column in columns.items():
         if column.kind == "turns" and wishes.text in (None, name) and wishes.label is None:
+            found.is_chat = True
             return found.take("causal_lm", {"messages": name}, f"column `{name}` holds turns with role and content")
     return False
+
+
+def _preferences(found: Guess, columns: Columns, wishes: Wishes) -> bool:
+    pair = [_called(columns, (name,), ("text", "turns")) for name in ("chosen", "rejected")]
+    if wishes.label is not None or not all(pair):
+        return False
+    chosen, rejected = pair[0][0], pair[1][0]
+    names, is_text = {chosen.name, rejected.name}, chosen.kind == "text"
+    prompts = [columns[wishes.text]] if wishes.text else _called(columns, PREFERENCE_PROMPTS, ("text", "turns"))
+    prompts = [column for column in prompts if column.name not in names]
+    if is_text and not prompts:
+        prompts = [column for column in [_text(columns, wishes, names)] if column is not None]
+    if is_text and not prompts:
+        return False
+    found.is_chat = not is_text
+    roles = {**({"prompt": prompts[0].name} if prompts else {}), "chosen": chosen.name, "rejected": rejected.name}
+    return found.take("preference", roles, f"columns `{chosen.name}` and `{rejected.name}` hold answers to compare")
+
+
+def _verdicts(found: Guess, columns: Columns, wishes: Wishes) -> bool:
+    kinds = ("flag", "whole", "text") if wishes.task else ("flag",)  # numbers may be anything, unless it is said
+    labels = [columns[wishes.label]] if wishes.label else _called(columns, VERDICTS, kinds)
+    label = next((column for column in labels if column.kind in kinds), None)
+    pair = _named_pair(columns, PROMPTS, ("text", "turns"))
+    if label is None or pair is None or wishes.text not in (None, pair[0]):
+        return False
+    found.is_chat = columns[pair[0]].kind == "turns"
+    roles = {"prompt": pair[0], "completion": pair[1], "label": label.name}
+    return found.take("preference", roles, f"column `{label.name}` says whether `{pair[1]}` is good")
 
 
 def _choices(found: Guess, columns: Columns, wishes: Wishes) -> bool:
@@ -168,6 +199,8 @@ def _plain(found: Guess, columns: Columns, wishes: Wishes) -> bool:
 
 
 RULES: tuple[tuple[str, Callable[[Guess, Columns, Wishes], bool]], ...] = (
+    ("preference", _preferences),
+    ("preference", _verdicts),
     ("causal_lm", _turns),
     ("causal_lm", _choices),
     ("token_classification", _spans),
@@ -242,8 +275,8 @@ def _called(columns: Columns, names: Sequence[str], kinds: Sequence[str] = ("wor
     return [by_short[name] for name in names if name in by_short]
 
 
-def _named_pair(columns: Columns, pairs: Sequence[str]) -> tuple[str, str] | None:
-    by_short = {column.short: name for name, column in columns.items() if column.kind == "text"}
+def _named_pair(columns: Columns, pairs: Sequence[str], kinds: Sequence[str] = ("text",)) -> tuple[str, str] | None:
+    by_short = {column.short: name for name, column in columns.items() if column.kind in kinds}
     for pair in pairs:
         first, second = pair.split()
         if first in by_short and second in by_short:

@@ -53,6 +53,8 @@ class Guess:
     """of `text_classification`"""
     scheme: str = "iob2"
     """of the tags of `token_classification`"""
+    is_chat: bool = False
+    """are what is read lists of messages?"""
     decimal: str = "."
     """of numbers that are texts"""
     by: str | None = None

@@ -15,6 +15,7 @@ HEADS = {
     "token_classification": "TOKEN_CLASSIFICATION",
     "seq2seq": "SEQ_TO_SEQ_CAUSAL_LM",
     "causal_lm": "CAUSAL_LM",
+    "preference": "CAUSAL_LM",
 }
 """Task -> the part of a name in transformers that has the architectures with its head."""
 
@@ -90,7 +91,7 @@ def _tasks(kind: str, config: dict[str, Any]) -> frozenset[str]:
     found = {task for task, kinds in names.items() if kind in kinds}
     is_encoder = kind in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.get("is_decoder")
     if is_encoder or config.get("is_encoder_decoder", "seq2seq" in found):
-        found.discard("causal_lm")
+        found -= {"causal_lm", "preference"}
     return frozenset(found or HEADS)  # an architecture of its own: the run tells
 
 

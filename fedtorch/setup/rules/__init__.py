@@ -18,6 +18,7 @@ from fedtorch.setup.rules import (
     evaluation,
     privacy,
     record,
+    references,
     sums,
     trainers,
     vectors,
@@ -28,6 +29,7 @@ from fedtorch.train.engine import Engine
 SUBJECTS: tuple[Subject, ...] = (
     clients.SUBJECT,
     algorithm.SUBJECT,
+    references.SUBJECT,
     engine.SUBJECT,
     trainers.SUBJECT,
     vectors.SUBJECT,
@@ -61,7 +63,7 @@ def check_data(plan: Plan) -> None:
     Raises:
         ConfigError: of the first rule that is broken.
     """
-    check_plan(plan, (clients.SUBJECT, algorithm.SUBJECT, engine.SUBJECT, evaluation.SUBJECT))
+    check_plan(plan, (clients.SUBJECT, algorithm.SUBJECT, references.SUBJECT, engine.SUBJECT, evaluation.SUBJECT))
 
 
 def check_promise(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Rows of one's own with noise of each silo's own: the four tasks, persons, adapters, what records and cards say."""
+"""Rows of one's own with noise of each silo's own: the tasks, persons, adapters, what records and cards say."""
 
 from __future__ import annotations
 
@@ -44,6 +44,16 @@ def test_every_task_of_own_rows_trains_with_persons_for_units(kind: str, tmp_pat
     assert "one after the other" not in caplog.text  # vmap can do all of these models
     said = results(tmp_path)["privacy"]
     assert said["unit"] == "person (column patient, 2 rows at most)"
+
+
+def test_rows_that_are_compared_with_each_other_are_refused(tmp_path: Path) -> None:
+    """KTO's z is a mean over a batch, of prompts with answers of other rows."""
+    path = config(tmp_path, "preference")
+    path.write_text(path.read_text().replace("name: preference", "name: preference\n  kind: kto"))
+    judged = [{**row, "completion": "rain", "label": True} for silo in SILOS for row in rows(silo, 4, "preference")]
+    (tmp_path / "rows" / "preference.jsonl").write_text("".join(json.dumps(row) + "\n" for row in judged))
+    with pytest.raises(ConfigError, match="privacy.kind is record but the task `preference` compares each row"):
+        fedtorch.run(path, {"system.oom_retry": False, "privacy.units": {"bank": 4, "clinic": 4, "shop": 4}})
 
 
 @pytest.mark.parametrize("way", ["vmap", "loop"])
