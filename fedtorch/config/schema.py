@@ -259,6 +259,11 @@ class Config:
         """May what the run leaves say when, and how long, it did something? With privacy that tells who took part."""
         return self.privacy.kind == "none"
 
+    @property
+    def has_trainers(self) -> bool:
+        """Is a client trained by somebody else's trainer, which may ask for the start model?"""
+        return any(hp.trainer is not None for hp in (self.client, *map(self.client_for, self.per_client)))
+
     def client_for(self, name: str) -> ClientConfig:
         """The local training of one client: `client` with the fields of `per_client.<name>` in place."""
         changes = self.per_client.get(name)

@@ -227,7 +227,11 @@ class ClientTrainer:
         if context.has_messages:
             names, received = (MESSAGE,), {**context.server.tensors, **received}
         private = private_weights(components, client.name, state)
-        examples = self._referred(client.name, private, on_step)
+        trainer = None if hp.trainer is None else self.trainer_of(hp.trainer)
+        if trainer is not None and trainer.wants_raw:  # which compares with whatever it likes
+            examples = self.load(client.name, "train")
+        else:
+            examples = self._referred(client.name, private, on_step)
         silo = context.mechanism.work(client.name, context.round, examples, [drawn.name for drawn, _ in self.drawn])
         return ClientJob(
             client=client,
@@ -246,7 +250,7 @@ class ClientTrainer:
             chance=self.chance(client),
             parts=parts,
             silo=silo,
-            trainer=None if hp.trainer is None else self.trainer_of(hp.trainer),
+            trainer=trainer,
         )
 
     def _referred(self, client: str, private: Tensor | None, on_step: Callable[[int], None]) -> Sequence[Any]:

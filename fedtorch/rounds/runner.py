@@ -218,7 +218,7 @@ class Runner:
         context.vectors.begin()
         engine.adopt_initial(context.spill)
         is_needed = context.algorithm.limits.reads_initial or self.components.is_engine_shared
-        is_needed = is_needed or bool(self.components.task.refers_to)
+        is_needed = is_needed or bool(self.components.task.refers_to) or context.config.has_trainers
         if context.algorithm.exchanged_vectors and not is_needed:
             engine.forget_initial()
 

@@ -110,6 +110,11 @@ class Preference(OwnTask):
         """As `kind` says."""
         return Verdicts() if self.kind == "kto" else Pairs()
 
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """By `kind`: texts, or messages."""
+        return ("prompt", "completion", "label") if self.kind == "kto" else ("prompt", "chosen", "rejected")
+
     def label_of(self, row: Mapping[str, Any]) -> Any:
         """Desirable or not, in words, of KTO's answers."""
         return ("undesirable", "desirable")[row["label"]] if "label" in row else None

@@ -29,12 +29,13 @@ def a_round_has_weights_to_refer_to(plan: Plan) -> None:
 
 def rows_that_mix_come_in_whole_batches(plan: Plan) -> None:
     """Refuse batches of one row, by tokens or cut in halves, where a row's loss depends on others in its batch."""
-    if not plan.task.mixes_rows:
+    own_loop = [hp for hp in plan.settings if hp.trainer is None]
+    if not plan.task.mixes_rows or not own_loop:
         return
     why = f"the task `{plan.config.task_name}` compares each row with others of its batch"
-    if any(hp.batch_size < 2 for hp in plan.settings):
+    if any(hp.batch_size < 2 for hp in own_loop):
         raise ConfigError(f"client.batch_size is 1 but {why}; set it to 2 or more")
-    if any(hp.max_tokens_per_batch is not None for hp in plan.settings):
+    if any(hp.max_tokens_per_batch is not None for hp in own_loop):
         raise ConfigError(
             f"client.max_tokens_per_batch is set but {why}, and how many these are would depend on lengths; remove it"
         )
