@@ -30,6 +30,8 @@ _OF_RANKS = (
 _PREFIXES = ("MASTER_", "ACCELERATE_", "PMI_", "OMPI_", "MV2_", "TORCHELASTIC_")
 _DEVICE = "ACCELERATE_TORCH_DEVICE"
 """Where accelerate is told the device, and nothing else of ranks."""
+_DEEPSPEED = "DS_ACCELERATOR"
+"""Where DeepSpeed is told it; where it is installed accelerate imports it, and it would warn of a missing GPU."""
 _HARMLESS = {"TMonitor", "fedtorch-script"}  # tqdm's, and that of a script which goes on
 _WAIT_S = 2.0
 _said: set[str] = set()
@@ -57,14 +59,14 @@ def lent(device: torch.device, seed: int) -> Iterator[Path]:
 @contextmanager
 def quiet_import() -> Iterator[None]:
     """Inside it accelerate may be imported, which imports DeepSpeed where that is: it would warn of a missing GPU."""
-    has_said = "DS_ACCELERATOR" in os.environ or devices.count()
+    has_said = _DEEPSPEED in os.environ or devices.count()
     if not has_said:
-        os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ[_DEEPSPEED] = "cpu"
     try:
         yield
     finally:
         if not has_said:
-            del os.environ["DS_ACCELERATOR"]
+            del os.environ[_DEEPSPEED]
 
 
 def seed_all(seed: int, device: torch.device) -> None:
@@ -101,6 +103,8 @@ def _environment(device: torch.device) -> Iterator[None]:
         if name in _OF_RANKS or name.startswith(_PREFIXES):
             del os.environ[name]
     os.environ[_DEVICE] = str(device)
+    if not devices.count():
+        os.environ.setdefault(_DEEPSPEED, "cpu")
     try:
         yield
     finally:
@@ -165,6 +169,8 @@ def _libraries() -> Iterator[None]:
     from transformers.utils import logging as of_transformers
 
     verbosity, is_silent = of_transformers.get_verbosity(), constants.HF_HUB_DISABLE_TELEMETRY
+    has_bars = of_transformers.is_progress_bar_enabled()
+    of_transformers.disable_progress_bar()
     constants.HF_HUB_DISABLE_TELEMETRY = True
     of_transformers.set_verbosity_error()
     _forget_accelerate()
@@ -173,6 +179,8 @@ def _libraries() -> Iterator[None]:
             yield
     finally:
         of_transformers.set_verbosity(verbosity)
+        if has_bars:
+            of_transformers.enable_progress_bar()
         constants.HF_HUB_DISABLE_TELEMETRY = is_silent
         _forget_accelerate()
 

@@ -17,7 +17,6 @@ args = SFTConfig(
     lr_scheduler_type="constant",
     max_length=32,
     bf16=False,
-    gradient_checkpointing=False,
     use_cpu=True,
     save_strategy="no",
     report_to="none",

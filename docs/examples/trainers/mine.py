@@ -14,7 +14,6 @@ def train(model, rows, context):
         lr_scheduler_type="constant",
         max_length=32,
         bf16=False,
-        gradient_checkpointing=False,
         use_cpu=context.device.type == "cpu",
         save_strategy="no",
         report_to="none",

@@ -13,7 +13,9 @@ rows = []
 for number in range(120):
     clinic = list(DRUGS)[number % 3]
     drug, times = draw.choice(DRUGS[clinic]), draw.choice(["once", "twice"])
-    rows.append({"prompt": f"take {drug} how often", "completion": f" {times} a day", "clinic": clinic})
+    rows.append(
+        {"prompt": f"patient {number} takes {drug} how often", "completion": f" {times} a day", "clinic": clinic}
+    )
 with open("rows.jsonl", "w") as file:
     file.writelines(json.dumps(row) + "\n" for row in rows)
 
@@ -23,6 +25,8 @@ tokenizer = Tokenizer(models.WordLevel(entries, unk_token="<pad>"))
 tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>").save_pretrained("model")
 torch.manual_seed(0)
-config = GPT2Config(vocab_size=len(entries), n_embd=32, n_layer=2, n_head=2, n_positions=32, eos_token_id=1)
+config = GPT2Config(
+    vocab_size=len(entries), n_embd=32, n_layer=2, n_head=2, n_positions=32, bos_token_id=1, eos_token_id=1
+)
 GPT2LMHeadModel(config).save_pretrained("model")
 print(f"{len(rows)} rows of {len(DRUGS)} clinics, a vocabulary of {len(entries)}")
