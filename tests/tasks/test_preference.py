@@ -347,8 +347,9 @@ def test_rows_without_a_reference_are_not_trained_on() -> None:
 
 def test_messages_need_a_template() -> None:
     task = judge()
+    text = task.form().convert(pairs(1)[0])
     with pytest.raises(ConfigError, match="rows are messages but the tokenizer has no chat template"):
-        task.examples([task.form().convert({"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]})], "here")
+        task.examples([text, task.form().convert({"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]})], "here")
 
 
 def test_ipo_by_sums_is_another_loss() -> None:
@@ -388,6 +389,17 @@ def test_the_loss_of_known_log_ratios_is_that_by_hand(kind: str) -> None:
     leads = [1.5 * signs[0], -0.5 * signs[1]] if kind == "kto" else [2.0, -3.0]
     assert scores["reward_accuracy"] == (sum(lead > 0 for lead in leads), 2)
     assert scores["margin"][0] == pytest.approx(0.1 * sum(leads), abs=1e-5)
+
+
+def test_an_answer_of_one_token_is_divided_by_one() -> None:
+    task, text = judge(kind="ipo"), Continued([4, 5], [False, True], [], "")
+    net = task.build_model(1).eval()
+    with torch.no_grad():
+        ratios = task.reference_of(net, [Judged(text, text)]) - torch.tensor([[1.0, 0.0]])
+        total, _ = task.loss(net, task.collate(task.with_reference([Judged(text, text)], ratios), False))
+    assert float(total) == pytest.approx(16.0, rel=1e-5)
+    empty = Continued([4, 5], [False, False], [], "")
+    assert task.unsupervised([Judged(text, empty), Judged(empty, text), Judged(text, text)]) == 2
 
 
 def test_a_small_lead_wins() -> None:
