@@ -28,7 +28,8 @@ from fedtorch.rounds.runner import Runner
 from fedtorch.setup.data_check import main as check_main
 from fedtorch.setup.init import write
 from fedtorch.setup.predict import main as predict_main
-from fedtorch.tasks.judged import Judged, Pairs, Verdicts
+from fedtorch.tasks.continued import Continued
+from fedtorch.tasks.judged import Judged, Likelihoods, Pairs, Verdicts, both_texts
 from fedtorch.tasks.preference import Preference
 from fedtorch.train import job
 
@@ -271,6 +272,16 @@ def test_likelihoods_are_those_of_a_bare_loop(kind: str) -> None:
             assert total == pytest.approx(sum(float(logs[place - 1, text.ids[place]]) for place in answer), rel=1e-5)
 
 
+def test_both_texts_of_a_row_stand_beside_each_other_to_the_longest_of_the_batch() -> None:
+    short, long = Continued([4, 5], [False, True], [], ""), Continued([4, 6, 7], [False, True, True], [], "")
+    found = both_texts([Judged(short, long), Judged(short, short)], pad_id=9)
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {
+        "input_ids": [[[4, 5, 9], [4, 6, 7]], [[4, 5, 9], [4, 5, 9]]],
+        "attention_mask": [[[1, 1, 0], [1, 1, 1]], [[1, 1, 0], [1, 1, 0]]],
+        "labels": [[[-100, 5, -100], [-100, 6, 7]], [[-100, 5, -100], [-100, 5, -100]]],
+    }
+
+
 def test_a_row_is_as_good_as_its_first_answer_unless_it_is_said() -> None:
     text = judge().load("north", "train")[0].first
     assert Judged(text, text) == Judged(text, text, is_desirable=True, has_other=True, reference=None)
@@ -289,6 +300,8 @@ def test_kto_pairs_a_prompt_with_the_answer_of_the_row_before() -> None:
     for place, one in enumerate(found):
         text = rows[place]["prompt"] + rows[place - 1]["completion"] + task.vocabulary.eos_token
         assert task.vocabulary.decode(one.second.ids) == text and one.has_other
+    assert all(one.has_other for one in task.examples(rows[:2], "here"))
+    assert found[0].first.prompt == []
     (alone,) = task.examples(rows[:1], "here")
     assert not alone.has_other and alone.second == alone.first
     assert task.supervised(found[0]) == sum(found[0].first.is_learned)
@@ -320,6 +333,8 @@ def test_an_answer_that_is_cut_away_is_refused_beyond_one_row_of_a_hundred() -> 
     long = [task.form().convert({**row, "prompt": "so " * 40}) for row in pairs(2)]
     with pytest.raises(DataError, match="here: 2 of 2 rows have an answer without a token within task.max_length = 8"):
         task.refuse(task.examples(long, "here"), "here")
+    short = task.examples([task.form().convert({**row, "prompt": "", "rejected": " no " * 9}) for row in pairs(1)], "")
+    task.refuse([*short * 100, *task.examples(long[:1], "here")], "here")
     kept = judge(max_length=8, truncate="left")
     assert kept.unsupervised(kept.examples(long, "here")) == 0
 
@@ -332,8 +347,9 @@ def test_rows_without_a_reference_are_not_trained_on() -> None:
 
 def test_messages_need_a_template() -> None:
     task = judge()
+    text = task.form().convert(pairs(1)[0])
     with pytest.raises(ConfigError, match="rows are messages but the tokenizer has no chat template"):
-        task.examples([task.form().convert({"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]})], "here")
+        task.examples([text, task.form().convert({"chosen": [ASKED, GOOD], "rejected": [ASKED, BAD]})], "here")
 
 
 def test_ipo_by_sums_is_another_loss() -> None:
@@ -346,6 +362,76 @@ def test_ipo_by_sums_is_another_loss() -> None:
             each[length] = float(task.loss(net, task.collate(found, False))[0]) / len(found)
     assert each["sum"] == pytest.approx(25.0, rel=1e-5), "all log-ratios are 1, so h is 0"
     assert each["mean"] != pytest.approx(25.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "ipo", "kto"])
+def test_the_loss_of_known_log_ratios_is_that_by_hand(kind: str) -> None:
+    """Ratios 1.5 and −0.5 of row 1, −0.5 and 2.5 of row 2; KTO's z is (−0.5 + 2.5) / 2 = 1."""
+    task, ratios = judge(kind=kind), torch.tensor([[1.5, -0.5], [-0.5, 2.5]])
+    net, examples = task.build_model(1).eval(), task.load("north", "train")[:2]
+    with torch.no_grad():
+        found: list[Judged] = task.with_reference(examples, task.reference_of(net, examples) - ratios)
+        total, count = task.loss(net, task.collate(found, False))
+
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    pairs_of_tokens = [(one.first.learned, one.second.learned) for one in found]
+    by_hand = {
+        "dpo": -math.log(sigmoid(0.1 * 2.0)) - math.log(sigmoid(0.1 * -3.0)),
+        "ipo": sum((a / m - b / n - 5) ** 2 for (a, b), (m, n) in zip(ratios.tolist(), pairs_of_tokens, strict=True)),
+        "kto": sum(1 - sigmoid(0.1 * (r - 1.0) * (1 if one.is_desirable else -1))
+                   for r, one in zip((1.5, -0.5), found, strict=True)),
+    }  # fmt: skip
+    assert count == 2 and float(total) == pytest.approx(by_hand[kind], rel=2e-5)
+    scores = task.score(found, task.predict(net, found, 2))
+    signs = [1 if one.is_desirable else -1 for one in found]
+    leads = [1.5 * signs[0], -0.5 * signs[1]] if kind == "kto" else [2.0, -3.0]
+    assert scores["reward_accuracy"] == (sum(lead > 0 for lead in leads), 2)
+    assert scores["margin"][0] == pytest.approx(0.1 * sum(leads), abs=1e-5)
+
+
+def test_an_answer_of_one_token_is_divided_by_one() -> None:
+    task, text = judge(kind="ipo"), Continued([4, 5], [False, True], [], "")
+    net = task.build_model(1).eval()
+    with torch.no_grad():
+        ratios = task.reference_of(net, [Judged(text, text)]) - torch.tensor([[1.0, 0.0]])
+        total, _ = task.loss(net, task.collate(task.with_reference([Judged(text, text)], ratios), False))
+    assert float(total) == pytest.approx(16.0, rel=1e-5)
+    empty = Continued([4, 5], [False, False], [], "")
+    assert task.unsupervised([Judged(text, empty), Judged(empty, text), Judged(text, text)]) == 2
+
+
+def test_a_small_lead_wins() -> None:
+    task, text = judge(), Continued([1, 2], [False, True], [], "")
+    (wins, _), _ = task.score([Judged(text, text, reference=(0.0, 0.0))], [Likelihoods(0.25, 0.0)]).values()
+    assert wins == 1
+
+
+def test_new_rows_are_answered_by_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, wanted in (("dpo", ("chosen", "rejected")), ("kto", ("prompt", "completion"))):
+        task = judge(kind=kind)
+        assert tuple(task.new_form().required) == wanted
+        given = [task.new_form().convert(row) for row in (pairs if kind == "dpo" else verdicts)(3)]
+        net = task.build_model(1).eval()
+        answers = task.answers(net, [{**row, "where": "here"} for row in given], 2)
+        examples = [task.examples([row], "here")[0] for row in given]
+        totals = [task.reference_of(net, [one])[0].tolist() for one in examples]
+        for answer, one, (first, second) in zip(answers, examples, totals, strict=True):
+            if kind == "kto":
+                assert one.is_desirable, "no label: an answer that is to be likely"
+                assert answer == {"log_likelihood": pytest.approx(first, rel=1e-5), "tokens": one.first.learned}
+                continue
+            assert answer["log_likelihoods"] == pytest.approx({"chosen": first, "rejected": second}, rel=1e-5)
+            assert answer["likelier"] == ("chosen" if first > second else "rejected")
+            assert answer["tokens"] == {"chosen": one.first.learned, "rejected": one.second.learned}
+    assert judge().settings()["rows"] == "pairs" and judge(kind="kto").settings()["rows"] == "verdicts"
+
+
+def test_data_check_counts_the_longer_text() -> None:
+    row = {"prompt": "p", "chosen": "a", "rejected": "a longer one"}
+    assert judge().texts_read(row) == ["p", "a longer one", ""]
+    assert judge(kind="kto").texts_read({"prompt": "p", "completion": "c", "label": True}) == ["p", "c"]
 
 
 # --- what is refused
@@ -405,6 +491,7 @@ def test_runs_that_cannot_be_are_refused_before_anything_is_built(
 
 def test_kto_is_not_refused_in_batches_of_two(tmp_path: Path) -> None:
     make_runner(config_of(tmp_path, judge(**KTO), client=TWO))
+    make_runner(config_of(tmp_path, judge(**KTO), client=TWO, algorithm=Local()))
 
 
 def test_dpo_takes_batches_of_one_and_halves(tmp_path: Path) -> None:
