@@ -33,10 +33,6 @@ ALGORITHMS: dict[str, tuple[str, str | None, str, float | None, float, float | N
 }
 
 
-def sft(algorithm: str) -> Config:
-    return load(f"openfedllm/sft_{algorithm}")
-
-
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The example that writes rows, and an empty folder to be in."""
@@ -50,23 +46,19 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_algorithm_that_the_code_compares_has_a_row_and_a_small_one() -> None:
     found = {path.stem.removeprefix("sft_") for path in (FOLDER / "rows").glob("sft_*.yaml")}
     small = {path.stem for path in (FOLDER / "small").glob("small_sft*.yaml")}
-    assert found == set(ALGORITHMS)
+    assert found == set(ALGORITHMS) == {path.stem.removeprefix("dpo_") for path in (FOLDER / "rows").glob("dpo_*.yaml")}
     assert small == {f"small_sft_{name}" for name in found - {"fedavg"}} | {"small_sft"}
 
 
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_row_of_instruction_tuning_has_the_values_of_the_code(algorithm: str) -> None:
-    config = sft(algorithm)
-    client, task, adapter = config.client, config.task, config.task.source_model.adapter
+def test_every_row_has_the_local_training_and_the_algorithm_of_the_code(algorithm: str, kind: str) -> None:
+    config = load(f"openfedllm/{kind}_{algorithm}")
+    client, adapter = config.client, config.task.source_model.adapter
     assert (config.rounds, client.steps, client.batch_size, client.accumulation) == (200, 10, 16, 1)
     assert (client.optimizer, client.weight_decay, client.betas, client.eps) == ("adamw", 0.0, (0.9, 0.999), 1e-8)
     assert (client.max_grad_norm, client.optimizer_state, client.schedule) == (1.0, "reset", "constant")
-    assert client.in_round(0, 200).lr == 5e-5 and client.in_round(100, 200).lr == pytest.approx(2.55e-5)
-    assert client.in_round(200, 200).lr == pytest.approx(1e-6)
-    assert (adapter.kind, adapter.r, adapter.alpha, adapter.dropout) == ("lora", 32, 64, 0.05)
-    assert (adapter.targets, adapter.base) == ("auto", "saved")
-    assert (config.task_name, task.max_length, task.loss_on) == ("causal_lm", 512, "answer")
-    assert task.source_model.path == "models/Llama-2-7b-hf"
+    assert (adapter.kind, adapter.dropout, adapter.targets, adapter.base) == ("lora", 0.05, "auto", "saved")
     assert config.paradigm == ("local" if algorithm == "local" else "federated")
     assert config.clients.per_round == ("all" if algorithm == "local" else 2)
     name, weights, optimizer, lr, momentum, mu = ALGORITHMS[algorithm]
@@ -77,6 +69,27 @@ def test_a_row_of_instruction_tuning_has_the_values_of_the_code(algorithm: str) 
     if optimizer in ("yogi", "adam", "adagrad"):
         assert (server.resolved().beta1, server.beta2) == (0 if optimizer == "adagrad" else 0.9, 0.99)
         assert server.tau == 1e-3 and not server.bias_correction
+
+
+def rates(config: Config) -> list[float]:
+    """Of the first round, the middle one, and the one that would follow the last."""
+    return [config.client.in_round(round, config.rounds).lr for round in (0, 100, 200)]
+
+
+def test_instruction_tuning_has_the_values_of_its_script() -> None:
+    config = load("openfedllm/sft_fedavg")
+    task, adapter = config.task, config.task.source_model.adapter
+    assert rates(config) == pytest.approx([5e-5, 2.55e-5, 1e-6])
+    assert (adapter.r, adapter.alpha, task.source_model.path) == (32, 64, "models/Llama-2-7b-hf")
+    assert (config.task_name, task.max_length, task.loss_on) == ("causal_lm", 512, "answer")
+
+
+def test_value_alignment_has_the_values_of_its_script() -> None:
+    config = load("openfedllm/dpo_fedavg")
+    task, adapter = config.task, config.task.source_model.adapter
+    assert rates(config) == pytest.approx([5e-4, 2.55e-4, 1e-5])
+    assert (adapter.r, adapter.alpha, task.source_model.path) == (8, 16, "models/Wizard-Vicuna-7B-Uncensored")
+    assert (config.task_name, task.kind, task.beta, task.max_length) == ("preference", "dpo", 0.1, 512)
 
 
 def alpaca(folder: Path, number: int) -> tuple[Path, Path]:
@@ -107,12 +120,36 @@ def test_rows_are_drawn_and_dealt_as_datasets_does(rows: Any, tmp_path: Path) ->
     assert list(rows.sft(Path("alpaca.parquet"), template.read_text(), clients=4)) == found
 
 
+def test_dialogs_that_part_in_their_last_turn_are_a_prompt_with_two_whole_answers(rows: Any, tmp_path: Path) -> None:
+    said = "\n\nHuman: Hello\n\nAssistant: Hi.\n\nHuman: Who?\n\nAssistant:"
+    found = rows.pair(f"{said} I am A.", f"{said} I will not say.", "A talk.\n")
+    assert found == {
+        "prompt": "A talk. USER: Hello ASSISTANT: Hi.</s>USER: Who? ASSISTANT:",
+        "chosen": " I am A.",
+        "rejected": " I will not say.",
+    }
+    assert rows.pair(f"{said} A.", f"{said} A.", "") is None and rows.pair(f"{said} A.", f"{said} ", "") is None
+    assert rows.pair(f"{said} A.", f"{said.replace('Hi', 'Ho')} B.", "") is None
+    both = [{"chosen": f"{said} yes {i}", "rejected": f"{said} no {i}"} for i in range(11)]
+    (tmp_path / "hh.jsonl").write_text("\n".join(map(json.dumps, both)))
+    sizes = Counter(row["client"] for row in rows.dpo(tmp_path / "hh.jsonl", "A talk."))
+    assert sizes == {f"client_0{i}": 3 if i == 0 else 2 for i in range(5)}
+
+
 @pytest.fixture
 def full_size(rows: Any, tmp_path: Path) -> None:
     """All that a row of full size names, with a model that is small."""
     file, template = alpaca(tmp_path, 200)
     rows.write(Path("data/openfedllm/sft.jsonl"), rows.sft(file, template.read_text()))
-    folder = Path("models/Llama-2-7b-hf")
+    said = "\n\nHuman: Who?\n\nAssistant:"
+    both = [rows.pair(f"{said} yes {i}", f"{said} no {i}", "A talk.") for i in range(100)]
+    rows.write(Path("data/openfedllm/dpo.jsonl"), [{"client": f"client_0{i % 5}"} | row for i, row in enumerate(both)])
+    for name in ("Llama-2-7b-hf", "Wizard-Vicuna-7B-Uncensored"):
+        small_llama(Path("models", name))
+
+
+def small_llama(folder: Path) -> None:
+    """A Llama with random weights, 16 wide, and its tokenizer."""
     train_subwords(["Order: do this 0 1 2 3 4 5 6 7 8 9\nAnswer: done"], folder, size=300)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -127,6 +164,11 @@ def test_a_dry_run_of_every_row_says_what_travels_and_the_rates(capsys: pytest.C
         assert "20 clients on 1 worker" in shown
         assert "round 1 5e-05, round 101 2.55e-05, round 200 1.00302e-06 (cosine)" in shown
         assert "traffic: 2,048 shared" in shown  # A and B of r = 32 beside queries and values that are 16 wide
+    for algorithm in ALGORITHMS:
+        assert main(["--config", f"openfedllm/dpo_{algorithm}", "--dry-run"]) == 0, algorithm
+        shown = capsys.readouterr().out
+        assert "5 clients on 1 worker" in shown and "traffic: 512 shared" in shown
+        assert "round 1 0.0005, round 101 0.000255, round 200 1.00302e-05 (cosine)" in shown
 
 
 SHRUNK = ("rounds=2", "client.steps=2", "eval.every=0", "run.export=none")
@@ -138,3 +180,12 @@ def test_small_rows_train(algorithm: str, rows: Any) -> None:
     name = "small_sft" if algorithm == "fedavg" else f"small_sft_{algorithm}"
     assert main(["--config", f"openfedllm/{name}", "--set", *SHRUNK]) == 0
     assert json.loads(Path(f"runs/{name}/results.json").read_text())["rounds"] == 2
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "scaffold", "local"])
+def test_value_alignment_trains_by_every_kind_of_algorithm(algorithm: str, rows: Any, tmp_path: Path) -> None:
+    rows.write(Path("data/openfedllm/small_dpo.jsonl"), rows.made_dpo(clients=2, each=20))
+    own = "" if algorithm == "fedavg" else f", {FOLDER / f'_{algorithm}.yaml'}"
+    (tmp_path / "row.yaml").write_text(f"base: [openfedllm/small_dpo{own}]\n")
+    assert main(["--config", "row.yaml", "--set", *SHRUNK]) == 0
+    assert json.loads(Path("runs/row/results.json").read_text())["rounds"] == 2
