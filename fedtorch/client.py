@@ -48,7 +48,7 @@ def rows(source: str | None = None, **clients: Any) -> list[dict[str, Any]]:
 
 def receive(model: Model) -> Model:
     """The model with the weights of this round, loaded in place into its parameters of the same names."""
-    return model if _run is None else _run.receive(model)  # type: ignore[no-any-return]
+    return model if _run is None else _run.receive(model)
 
 
 def send(model: Any, numbers: Mapping[str, float] | None = None) -> None:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from fedtorch.core.choices import Named
 from fedtorch.core.errors import ConfigError
@@ -37,6 +37,10 @@ class TrainerConfig:
 
     def __hash__(self) -> int:
         return hash((self.name, json.dumps(self.args, sort_keys=True, default=str), self.rows, self.check))
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ class ClientConfig:
     """Epochs of the run, numbered through its rounds, after which nothing is trained any more; null: no limit."""
     optimizer_state: Literal["reset", "keep"] = "reset"
     """The optimiser's state at the start of a round: fresh, or as the client left it."""
-    trainer: Annotated[TrainerConfig | str, Named()] | None = None
+    trainer: Annotated[TrainerConfig, BeforeValidator(_named), Named()] | None = None
     """What trains in place of the package's own loop; a name, or a mapping with `args`. Of this section it uses
     `steps`, `epochs`, `optimizer_state` and `schedule_span`; rate, optimiser and batches are its own."""
 
@@ -167,8 +171,6 @@ class ClientConfig:
         return replace(self, lr=self.lr_over_rounds.rate(self.lr, round, rounds), lr_over_rounds=None)
 
     def __post_init__(self) -> None:
-        if isinstance(self.trainer, str):
-            object.__setattr__(self, "trainer", TrainerConfig(self.trainer))
         if self.epochs is not None and self.steps is not None:
             raise ConfigError(
                 f"client.epochs is {self.epochs} and client.steps is {self.steps} but only one of them can be set; "

@@ -18,14 +18,17 @@ class Trainer:
     What is left behind in the module and in the process is put back by `borrowed.lent`, whoever trains.
     """
 
-    tells_losses = True
-    """is the loss of every step known, so that clients can be weighed by it?"""
     rows = "examples"
     """what it is given where the config does not say: `examples` of the task, or `raw` rows"""
 
     def __init__(self, settings: TrainerConfig) -> None:
         self.settings = settings
         self._repeated = Repeated() if settings.check else None
+
+    @property
+    def tells_losses(self) -> bool:
+        """Is the loss of every step known, so that clients can be weighed by it?"""
+        return True
 
     @property
     def code(self) -> Any:

@@ -74,7 +74,7 @@ class HuggingFace(Trainer):
             )
 
     @property
-    def tells_losses(self) -> bool:  # type: ignore[override]
+    def tells_losses(self) -> bool:
         """Where every step is logged."""
         return self.settings.args.get("logging_steps", 1) == 1 and "logging_strategy" not in self.settings.args
 
@@ -159,7 +159,7 @@ def _with_loss_of(task: Any) -> type:
     return OnTask
 
 
-class _Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class _Rows(torch.utils.data.Dataset):
     def __init__(self, examples: Sequence[Any]) -> None:
         self._examples = examples
 

@@ -105,7 +105,7 @@ class Kept:
         tensors, numbers = self._job.state.tensors, self._job.state.numbers
         for kept in (tensors, numbers):
             for name in [name for name in kept if name.startswith(TRAINER)]:
-                del kept[name]  # type: ignore[attr-defined]
+                del kept[name]
         if self._keeps:
             optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
             moments, counts = state_of(optimizer, *self.names)
@@ -125,7 +125,7 @@ class Kept:
 def continued(kind: type, kept: Kept) -> Any:
     """The trainer's class, which takes what is kept from the client's state in place of files."""
 
-    class Continued(kind):  # type: ignore[misc,valid-type]
+    class Continued(kind):
         def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
             """Nothing: the received weights are in the module."""
 

@@ -33,8 +33,12 @@ class NothingSent(UpdateError):
 class Script(Trainer):
     """The script of `task: {name: script}`."""
 
-    tells_losses = False
     _kept: KeptScript | None = None
+
+    @property
+    def tells_losses(self) -> bool:
+        """The user's code need not."""
+        return False
 
     def check(self, hp: ClientConfig, task: Any) -> None:
         """Refuse tasks without a script."""

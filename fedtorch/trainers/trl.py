@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, cast
 
 from torch import nn
 
@@ -14,6 +14,12 @@ from fedtorch.train.settings import ClientConfig, TrainerConfig
 from fedtorch.trainers.hugging_face import HuggingFace, Round
 from fedtorch.trainers.over_rounds import continued
 from fedtorch.trainers.reference import start_model
+
+
+class HasVocabulary(Protocol):
+    """A task with a tokenizer."""
+
+    vocabulary: Any
 
 
 class OfTRL(HuggingFace):
@@ -67,12 +73,12 @@ class OfTRL(HuggingFace):
         import trl
 
         rows = chosen(round.rows, self.columns, self.settings.name)
-        kept = round.callback.kept
+        kept, task = round.callback.kept, cast("HasVocabulary", round.job.task)
         return continued(getattr(trl, f"{self.name}Trainer"), kept)(
             model=round.job.engine.module,
             args=round.args,
             train_dataset=datasets.Dataset.from_list(rows),
-            processing_class=copy.deepcopy(round.job.task.vocabulary),
+            processing_class=copy.deepcopy(task.vocabulary),
             callbacks=[round.callback],
             **self.more(round),
         )

@@ -42,6 +42,7 @@ def config_of(folder: Path, trainer: TrainerConfig | str, algorithm: Algorithm |
     """Two rounds of three steps; `client` has further fields of that section."""
     client = {"steps": 3, **changes.pop("client", {})}
     task = changes.pop("task", None) or task_of(folder)
+    trainer = TrainerConfig(trainer) if isinstance(trainer, str) else trainer
     settings = {"rounds": 2, "eval": EvalConfig(every=0), **changes}
     return make_config(folder / "run", task, algorithm, client=ClientConfig(trainer=trainer, **client), **settings)
 
