@@ -13,5 +13,6 @@ TASKS = {
     "token_classification": "fedtorch.tasks.token_classification:TokenClassification",
     "script": "fedtorch.tasks.script:Script",
     "preference": "fedtorch.tasks.preference:Preference",
+    "reward": "fedtorch.tasks.reward:Reward",
     "dialog": "fedtorch.tasks.dialog:Dialog",
 }

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
-from typing_extensions import Self
 
-from fedtorch.core.errors import ConfigError, DataError, FedtorchError
+from fedtorch.core.errors import ConfigError, FedtorchError
 from fedtorch.core.ranges import BelowHalf, Positive
 from fedtorch.data.own.rows import Form
-from fedtorch.models.dropout import without_dropout
 from fedtorch.tasks.base import Scores
-from fedtorch.tasks.continued import Continued, Tokens, refuse_looking_ahead
+from fedtorch.tasks.continued import refuse_looking_ahead
 from fedtorch.tasks.judged import (
     Judged,
     Likelihoods,
@@ -28,18 +23,14 @@ from fedtorch.tasks.judged import (
     answered,
     both_texts,
 )
+from fedtorch.tasks.judged_task import MARGIN, JudgedTask
 from fedtorch.tasks.new_rows import refuse_perplexity
-from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.preference_losses import dpo, ipo, kl_estimate, kto
 from fedtorch.tasks.text_generation import IGNORED
-from fedtorch.text.chat import take_template
-
-MARGIN = "margin"
-_MOST_UNSUPERVISED = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preference(OwnTask):
+class Preference(JudgedTask):
     """DPO, IPO or KTO against the log-likelihoods of a reference, which are two numbers a row and no second model.
 
     B rows, 2 texts each, T tokens. log π of an answer is the sum over its tokens, its end token among them.
@@ -48,7 +39,6 @@ class Preference(OwnTask):
     head: ClassVar[Any] = "CausalLM"
     task_kind: ClassVar[str] = "preference"
     main_metric: ClassVar[str] = "reward_accuracy"
-    takes_metrics: ClassVar[bool] = False
 
     kind: Literal["dpo", "ipo", "kto"] = "dpo"
     """dpo, ipo: rows with a prompt, a chosen and a rejected answer; kto: with a prompt, a completion and a label"""
@@ -65,10 +55,6 @@ class Preference(OwnTask):
     reference: Literal["start", "round"] = "start"
     """in training the model that the run starts from (of a new adapter: its base alone), or that of the round's start;
     scores are always by the first"""
-    chat_template: Path | None = None
-    """a file with a chat template in place of the tokenizer's"""
-    dropout: bool = False
-    """leave the model's and the adapter's dropout on in training: the first loss is then not that of no preference"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,6 +70,11 @@ class Preference(OwnTask):
                 )
 
     @property
+    def has_verdicts(self) -> bool:
+        """For KTO."""
+        return self.kind == "kto"
+
+    @property
     def refers_to(self) -> Literal["", "start", "round"]:
         """As `reference` says."""
         return self.reference
@@ -93,53 +84,19 @@ class Preference(OwnTask):
         """KTO's z is a mean over a micro-batch, of prompts with answers to others."""
         return self.kind == "kto"
 
-    @property
-    def tokens(self) -> Tokens:
-        """How rows become tokens."""
-        return Tokens(self, learns_all=False, keeps_prompt=False)
-
-    @cached_property
-    def vocabulary(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, with the chat template that is to be used."""
-        tokenizer = super().vocabulary
-        if self.chat_template is not None:
-            take_template(tokenizer, self.chat_template)
-        return tokenizer
-
-    def form(self) -> Form:
-        """As `kind` says."""
-        return Verdicts() if self.kind == "kto" else Pairs()
-
-    @property
-    def raw_columns(self) -> tuple[str, ...]:
-        """By `kind`: texts, or messages."""
-        return ("prompt", "completion", "label") if self.kind == "kto" else ("prompt", "chosen", "rejected")
-
     def label_of(self, row: Mapping[str, Any]) -> Any:
         """Desirable or not, in words, of KTO's answers."""
         return ("undesirable", "desirable")[row["label"]] if "label" in row else None
 
-    def labels_named(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """A decoder has none; what transformers puts there means nothing."""
-        return self.data.labels
-
-    def settings(self) -> dict[str, Any]:
-        """Also the form of rows."""
-        return {**super().settings(), "rows": "verdicts" if self.kind == "kto" else "pairs"}
-
-    def trained(self, folder: Path) -> Self:
-        """With the chat template that lies beside the model."""
-        return replace(super().trained(folder), chat_template=None)
-
     def build_model(self, seed: int) -> nn.Module:
-        """The model, which foretells tokens from those before them, without dropout unless it was asked for.
+        """The model, which foretells tokens from those before them.
 
         Raises:
             ConfigError: it also sees tokens after them.
         """
         model = super().build_model(seed)
         refuse_looking_ahead(model, self.source_model.named, self.max_length)
-        return model if self.dropout else without_dropout(model)
+        return model
 
     def examples(self, rows: Sequence[Mapping[str, Any]], where: str) -> list[Judged]:
         """Tokens of both texts of every row.
@@ -148,13 +105,10 @@ class Preference(OwnTask):
         they are does not depend on batches, and their reference is computed once. TRL turns answers around within each
         batch of its data, which must then come in a fixed order.
         """
-        self._check_template(rows)
-        tokens = self.tokens
         if self.kind != "kto":
-            return [
-                Judged(answered(tokens, row, row["chosen"], where), answered(tokens, row, row["rejected"], where))
-                for row in rows
-            ]
+            return super().examples(rows, where)
+        self.check_template(rows)
+        tokens = self.tokens
         before = [rows[place - 1] for place in range(len(rows))]
         return [
             Judged(
@@ -165,52 +119,6 @@ class Preference(OwnTask):
             )
             for row, other in zip(rows, before, strict=True)
         ]
-
-    def _check_template(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        if any(isinstance(row["prompt"], list) for row in rows) and not self.vocabulary.chat_template:
-            raise ConfigError("rows are messages but the tokenizer has no chat template; give task.chat_template")
-
-    def refuse(self, examples: Sequence[Judged], where: str) -> None:
-        """Where an answer of more than 1 % of them has no token within `max_length`."""
-        if (empty := self.unsupervised(examples)) > _MOST_UNSUPERVISED * len(examples):
-            raise DataError(
-                f"{where}: {empty} of {len(examples)} rows have an answer without a token within task.max_length = "
-                f"{self.max_length}; raise it, set task.truncate to left, or leave empty answers out"
-            )
-
-    def unsupervised(self, examples: Sequence[Judged]) -> int:
-        """Those an answer of which has no token within `max_length`."""
-        return sum(not all(text.learned for text in self._own(example)) for example in examples)
-
-    def _own(self, example: Judged) -> tuple[Continued, ...]:
-        """The texts that are the row's own."""
-        return (example.first,) if self.kind == "kto" else (example.first, example.second)
-
-    def example_lengths(self, examples: Sequence[Judged]) -> list[tuple[int, ...]]:
-        """Tokens of each row, as if both texts were as long as the longer one."""
-        return [(2 * max(len(one.first.ids), len(one.second.ids)),) for one in examples]
-
-    def read_lengths(self, examples: Sequence[Judged]) -> list[tuple[int, ...]]:
-        """Tokens of the longer text."""
-        return [(max(len(text.ids) for text in self._own(one)),) for one in examples]
-
-    def texts_read(self, row: Mapping[str, Any]) -> list[str]:
-        """Those of the longer text."""
-        if self.kind == "kto":
-            return super().texts_read(row)
-        each = [
-            list(self.form().texts({**row, "chosen": row[name], "rejected": ""})) for name in ("chosen", "rejected")
-        ]
-        return max(each, key=lambda texts: sum(map(len, texts)))
-
-    def supervised(self, example: Judged) -> int:
-        """Tokens of the row's own answers."""
-        return sum(text.learned for text in self._own(example))
-
-    @property
-    def max_learned(self) -> int:
-        """Tokens of a row's own answers at most."""
-        return self.max_length * (1 if self.kind == "kto" else 2)
 
     def collate(self, examples: Sequence[Judged], train: bool) -> dict[str, Tensor]:
         """input_ids, attention_mask, labels (B, 2, T), -100 is what is not an answer's; reference (B, 2), and of KTO

@@ -128,12 +128,23 @@ class Reward(OfTRL):
     name = "Reward"
     columns = (("prompt", "chosen", "rejected"), ("chosen", "rejected"))
 
+    def check(self, hp: ClientConfig, task: Any) -> None:
+        """Refuse also a padding token that ends texts: transformers then reads the number off another token."""
+        super().check(hp, task)
+        vocabulary = task.vocabulary
+        if vocabulary.pad_token_id == vocabulary.eos_token_id:
+            raise ConfigError(
+                f"client.trainer is {self.settings.name} but the tokenizer pads with its end token, which transformers "
+                "takes for no part of a text; give the tokenizer a padding token of its own, or use task.name: reward "
+                "without a trainer"
+            )
+
     def check_module(self, module: nn.Module) -> None:
         """Refuse a model without such a head."""
         if getattr(getattr(module, "config", None), "num_labels", None) != 1 or not hasattr(module, "score"):
             raise ConfigError(
-                "client.trainer is trl.Reward but the model has no head of one number; use a task whose model has one "
-                "(text_classification with task.problem: regression)"
+                f"client.trainer is {self.settings.name} but the model is a {type(module).__name__} without a head of "
+                "one number; set task.name to reward, and take a decoder"
             )
 
 

@@ -16,6 +16,7 @@ HEADS = {
     "seq2seq": "SEQ_TO_SEQ_CAUSAL_LM",
     "causal_lm": "CAUSAL_LM",
     "preference": "CAUSAL_LM",
+    "reward": "SEQUENCE_CLASSIFICATION",
 }
 """Task -> the part of a name in transformers that has the architectures with its head."""
 
