@@ -6,8 +6,6 @@ goes on from, or if it has none yet.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import logging
 import os
@@ -21,6 +19,7 @@ from typing import Any
 from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.accounting import shared
 from fedtorch.privacy.data_ledger import DataLedger, stamp
+from fedtorch.privacy.digests import keyed_digest
 from fedtorch.privacy.owner_files import append_own, read_own, sync_folder
 from fedtorch.privacy.release import Release, TwoSumsError, merge
 from fedtorch.privacy.stream import KEY_BYTES, derived
@@ -183,11 +182,7 @@ class Ledger:
 
     def digest_of(self, *parts: bytes | memoryview) -> str:
         """A digest of what is to be released, that nobody without the key can compare with a guess."""
-        hasher = hmac.new(self._digest_key, digestmod=hashlib.blake2b)
-        for part in parts:
-            hasher.update(len(part).to_bytes(8, "big"))
-            hasher.update(part)
-        return hasher.hexdigest()[:64]
+        return keyed_digest(self._digest_key, parts)
 
     def enter(self, round: int, attempt: int, digest: str) -> bool:
         """May the sum with this digest leave, with the noise of this attempt? Its line is on the disk then.

@@ -6,7 +6,6 @@ holds against the server and the other silos, and whatever they do. Abadi et al.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from importlib.metadata import version
@@ -20,6 +19,7 @@ from fedtorch.core.mechanism import Mechanism, RoundFacts
 from fedtorch.core.server import ServerState
 from fedtorch.core.silo_work import SiloWork
 from fedtorch.core.update import Report
+from fedtorch.privacy.digests import digest_of
 from fedtorch.privacy.record.silo import Silo
 from fedtorch.privacy.record.steps import LIMIT, NoisedSteps, Place
 from fedtorch.privacy.record.terms import RELATION, SiloTerms, epsilon_of
@@ -222,11 +222,7 @@ def too_many(client: str, there: int, declared: int) -> str:
 
 def digest_of_rows(examples: Sequence[Any], units: Sequence[Sequence[int]]) -> bytes:
     """Digest all that a silo trains on, and whose it is."""
-    hasher = hashlib.blake2b()
-    for part in (*_bytes_of(list(examples)), repr([list(unit) for unit in units]).encode()):
-        hasher.update(len(part).to_bytes(8, "big"))
-        hasher.update(part)
-    return hasher.digest()
+    return digest_of([*_bytes_of(list(examples)), repr([list(unit) for unit in units]).encode()])
 
 
 def _bytes_of(value: Any) -> Iterator[bytes | memoryview]:
