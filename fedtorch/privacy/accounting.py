@@ -102,10 +102,13 @@ def _one_release(noise_multiplier: float, rate: float) -> Any:
     )
 
 
-def least_noise(epsilon: float, rate: float, releases: int, delta: float) -> float:
+def least_noise(
+    epsilon: float, rate: float, releases: int, delta: float, beside: Sequence[tuple[float, float, int]] = ()
+) -> float:
     """The least z, and at most PRECISION of it more, with which so many releases are (ε, δ)-private.
 
-    None below LEAST_NOISE, of which the account takes minutes.
+    beside: further releases on the same, as (q, z, how many), which are on the account too. None below LEAST_NOISE, of
+    which the account takes minutes.
 
     Raises:
         ConfigError: none up to 1000 is.
@@ -114,7 +117,9 @@ def least_noise(epsilon: float, rate: float, releases: int, delta: float) -> flo
     @cache
     def excess(z: float) -> float:
         """Above 0 where it is too little."""
-        return math.log(max(Accountant(rate, z, delta).epsilon(releases), 1e-300) / epsilon)
+        alone = Accountant(rate, z, delta)
+        found = total_epsilon([(rate, z, releases), *beside], delta) if beside else alone.epsilon(releases)
+        return math.log(max(found, 1e-300) / epsilon)
 
     high, low = 1.0, 1.0
     while (above := excess(high)) > 0:

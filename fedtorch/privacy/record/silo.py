@@ -1,8 +1,9 @@
 """A silo's key and its ledger: two files for its owner alone, in a folder of the silo's, which no other rank reads.
 
 `key` has 32 random bytes, made when it is first asked for. `ledger.jsonl` has a line for each training whose noised
-steps were about to leave, of whatever run; it is on the disk before they do. The key belongs to the data and not to a
-run, for one that does the same from the same start then comes to the same bits, which are no further release.
+steps were about to leave, and for each noised score, of whatever run; it is on the disk before they do. The key belongs
+to the data and not to a run, for one that does the same from the same start then comes to the same bits, which are no
+further release.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _RESTORE = (
 
 @dataclass(frozen=True)
 class Training:
-    """Noised steps of one training that has left the silo, or was about to; or, with no steps, the next attempt's."""
+    """Noised steps of one training that has left the silo, or was about to; or, with no steps, the next attempt's.
+
+    Or one noised count over units of `split`, a step of the rate 1; then `purpose` is what was counted.
+    """
 
     run: str
     """name of the run's folder, for people"""
@@ -55,6 +59,8 @@ class Training:
     """z"""
     delta: float
     """δ of the run"""
+    split: str = ""
+    """whose units were counted; empty: it is a training"""
 
     @classmethod
     def of(cls, line: dict[str, Any]) -> Training:
@@ -69,7 +75,7 @@ class Training:
             raise ValueError("no account")
         if not isinstance(found.delta, float) or not 0 < found.delta < 1:
             raise ValueError("no delta")
-        if not all(isinstance(text, str) for text in (found.run, found.purpose, found.start, found.end)):
+        if not all(isinstance(text, str) for text in (found.run, found.purpose, found.start, found.end, found.split)):
             raise TypeError("no text")
         for number in (found.round, found.attempt, found.steps):
             counted(number)
@@ -79,6 +85,10 @@ class Training:
     def is_open(self) -> bool:
         """Has nothing left under it?"""
         return not self.end
+
+    def line(self) -> dict[str, Any]:
+        """As it is written; of a training as it was when there were no counts."""
+        return {name: value for name, value in asdict(self).items() if name != "split" or value}
 
 
 class Silo:
@@ -134,6 +144,10 @@ class Silo:
             self._size = size
         return self._known
 
+    def trained(self, run: str) -> list[Training]:
+        """All trainings of a run, and no counts."""
+        return [one for one in self.trainings() if one.run == run and not one.split]
+
     def parts(self, run: str | None = None) -> list[Part]:
         """All released steps for the account; run: of that alone."""
         return parts_of(one for one in self.trainings() if run in (None, one.run))
@@ -168,7 +182,7 @@ class Silo:
         assert self.folder is not None
         path = self.folder / LEDGER
         try:
-            append_own(path, [asdict(training)])
+            append_own(path, [training.line()])
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be written ({error}), so the update stays here; free some space and start the run again"

@@ -10,7 +10,18 @@ from torch import nn
 
 from fedtorch.config.schema import Config
 from fedtorch.setup.plan import Plan
-from fedtorch.setup.rules import algorithm, attacks, clients, engine, evaluation, privacy, record, sums, vectors
+from fedtorch.setup.rules import (
+    algorithm,
+    attacks,
+    clients,
+    engine,
+    evaluation,
+    noised_scores,
+    privacy,
+    record,
+    sums,
+    vectors,
+)
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.train.engine import Engine
 
@@ -24,6 +35,7 @@ SUBJECTS: tuple[Subject, ...] = (
     privacy.SUBJECT,
     record.ALWAYS,
     record.SUBJECT,
+    noised_scores.SUBJECT,
     sums.CLIP,
     sums.PUBLIC,
     sums.PREVIOUS,
@@ -58,7 +70,7 @@ def check_promise(plan: Plan) -> None:
     Raises:
         ConfigError: of the first rule that is broken.
     """
-    check_plan(plan, (privacy.SHARED, privacy.SUBJECT, record.SUBJECT, sums.CLIP, sums.PUBLIC))
+    check_plan(plan, (privacy.SHARED, privacy.SUBJECT, record.SUBJECT, noised_scores.SUBJECT, sums.CLIP, sums.PUBLIC))
 
 
 def check_module(config: Config, module: nn.Module) -> None:
