@@ -66,9 +66,9 @@ class NoisedSteps:
         """Which of so many units are in the next step's batch, each by itself with probability q; often none."""
         return list(chosen(self._stream("batch"), units, self._terms.rate))
 
-    def coins(self, purpose: str = "coins") -> int:
+    def coins(self) -> int:
         """A seed of 63 bits for all that is drawn in the next step beside batch and noise: dropout, masked words."""
-        return int(self._stream(purpose).integers(1)[0] >> np.uint64(1))
+        return int(self._stream("coins").integers(1)[0] >> np.uint64(1))
 
     def rows(self, unit: int, rows: int, most: int) -> list[int]:
         """Which of a person's rows count in the next step: `most` of them, ascending; all where there are no more."""
