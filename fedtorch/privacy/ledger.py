@@ -20,7 +20,7 @@ from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.accounting import shared
 from fedtorch.privacy.data_ledger import DataLedger, stamp
 from fedtorch.privacy.digests import keyed_digest
-from fedtorch.privacy.owner_files import append_own, read_own, sync_folder
+from fedtorch.privacy.owner_files import append_own, read_own, sync_folder, write_own
 from fedtorch.privacy.release import Release, TwoSumsError, merge
 from fedtorch.privacy.stream import KEY_BYTES, derived
 
@@ -65,9 +65,9 @@ class Ledger:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.mkdir(mode=0o700)
-            _write(folder / KEY, key := os.urandom(KEY_BYTES))
+            write_own(folder / KEY, key := os.urandom(KEY_BYTES))
             ledger = cls(key, terms, folder, [])
-            _write(folder / LEDGER, json.dumps({"form": _FORM, **ledger.terms}).encode() + b"\n")
+            write_own(folder / LEDGER, json.dumps({"form": _FORM, **ledger.terms}).encode() + b"\n")
             ledger._seen = stamp(folder / LEDGER)
             for release in releases or ():
                 ledger._append(release)
@@ -90,7 +90,7 @@ class Ledger:
         lines = _lines(folder)
         head, releases = _parsed(folder, lines)
         if (folder / LEDGER).stat().st_size > sum(map(len, lines)):
-            _write(folder / LEDGER, b"".join(lines))
+            write_own(folder / LEDGER, b"".join(lines))
         ledger = cls(key, head, folder, releases)
         ledger._seen = stamp(folder / LEDGER)
         return ledger
@@ -249,7 +249,7 @@ class Ledger:
         if self.folder is not None:
             lines = [{"form": _FORM, **self.terms}, *(release.line() for release in self.releases)]
             try:
-                _write(self.folder / LEDGER, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+                write_own(self.folder / LEDGER, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
             except OSError as error:
                 raise CheckpointError(f"{self.folder / LEDGER} cannot be written ({error}); free some space") from error
             self._seen = stamp(self.folder / LEDGER)
@@ -282,15 +282,3 @@ def _parsed(folder: Path, lines: Sequence[bytes]) -> tuple[dict[str, Any], list[
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f" ({error})" if isinstance(error, TwoSumsError) else ""
         raise CheckpointError(f"{folder / LEDGER} is damaged{why}; {_RESTORE}") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    with suppress(OSError):
-        partial.unlink(missing_ok=True)
-    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

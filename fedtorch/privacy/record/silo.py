@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import CheckpointError
-from fedtorch.privacy.owner_files import append_own, read_own, whole_lines
+from fedtorch.privacy.owner_files import append_own, read_own, whole_lines, write_own
 from fedtorch.privacy.record.terms import Part
 from fedtorch.privacy.release import counted
 from fedtorch.privacy.stream import KEY_BYTES
@@ -113,7 +113,7 @@ class Silo:
             with _locked(folder):
                 if not key.exists() and not ledger.exists():
                     append_own(ledger, [{"form": _FORM}])
-                    _write_key(key)
+                    write_own(key, os.urandom(KEY_BYTES))
         except OSError as error:
             why = f"{folder} cannot be written ({error}); free some space, or set privacy.ledger"
             raise CheckpointError(why) from error
@@ -212,14 +212,6 @@ def read_ledger(path: Path) -> list[Training]:
         return [Training.of(line) for line in lines]
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged; {_RESTORE}") from error
-
-
-def _write_key(path: Path) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(os.urandom(KEY_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextmanager

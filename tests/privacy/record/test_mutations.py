@@ -50,7 +50,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         "            if not loss:\n                continue\n            along =",
         TRAINING,
     ),
-    "seed for key": (SILO, "file.write(os.urandom(KEY_BYTES))", "file.write(bytes(KEY_BYTES))", "test_silo.py"),
+    "seed for key": (SILO, "write_own(key, os.urandom(KEY_BYTES))", "write_own(key, bytes(KEY_BYTES))", "test_silo.py"),
     "hook before noise": (
         NOISED,
         "            along = torch.from_numpy(steps.release(total)).to(torch.float32)\n",
