@@ -75,12 +75,17 @@ def parts_of(rate: float, noise_multiplier: float, spent: Mapping[int, int]) -> 
     return [(rate, noise_multiplier / math.sqrt(k), count) for k, count in sorted(spent.items())]
 
 
-def total_epsilon(parts: Sequence[tuple[float, float, int]], delta: float) -> float:
-    """ε of releases of several kinds on the same clients, as (q, z, how many)."""
+def added_up(parts: Iterable[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
+    """(q, z, how many) with one entry for each kind, in the order of their first ones; none of which there are none."""
     alike: Counter[tuple[float, float]] = Counter()
     for rate, z, count in parts:
         alike[rate, z] += count
-    composed = [_one_release(z, rate).self_compose(count) for (rate, z), count in alike.items() if count]
+    return [(rate, z, count) for (rate, z), count in alike.items() if count]
+
+
+def total_epsilon(parts: Sequence[tuple[float, float, int]], delta: float) -> float:
+    """ε of releases of several kinds on the same clients, as (q, z, how many)."""
+    composed = [_one_release(z, rate).self_compose(count) for rate, z, count in added_up(parts)]
     if not composed:
         return 0.0
     return float(reduce(lambda one, other: one.compose(other), composed).get_epsilon_for_delta(delta))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import CheckpointError
+from fedtorch.privacy.accounting import added_up
 from fedtorch.privacy.owner_files import append_own, read_own, whole_lines, write_own
 from fedtorch.privacy.record.terms import Part
 from fedtorch.privacy.release import counted
@@ -193,10 +193,8 @@ class Silo:
 
 def parts_of(trainings: Iterable[Training]) -> list[Part]:
     """Released steps for the account; the same training, done again, counts once."""
-    alike = Counter[tuple[float, float]]()
-    for one in {(one.start, one.attempt, one.end): one for one in trainings}.values():
-        alike[one.rate, one.noise_multiplier] += one.steps
-    return [(rate, z, steps) for (rate, z), steps in alike.items()]
+    each = {(one.start, one.attempt, one.end): one for one in trainings}.values()
+    return added_up((one.rate, one.noise_multiplier, one.steps) for one in each)
 
 
 def read_ledger(path: Path) -> list[Training]:

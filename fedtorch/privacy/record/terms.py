@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.privacy.accounting import INTERVAL, least_noise, total_epsilon
+from fedtorch.privacy.accounting import INTERVAL, added_up, least_noise, total_epsilon
 from fedtorch.privacy.clip import exponent_of
 
 RELATION = "add or remove one unit of one silo"
@@ -139,7 +139,7 @@ class SiloTerms:
         """ε of so many rounds, each trained once, with the evaluations among them."""
         return self.promised(self.steps_in(rounds), self.counts_in(rounds))
 
-    def added_up(self, rounds: int) -> list[Part]:
+    def all_parts(self, rounds: int) -> list[Part]:
         """All releases of so many rounds, as a ledger adds them up, in which rows may have been dealt anew."""
         return self.parts(self.steps_in(rounds), self.counts_in(rounds))
 
@@ -148,7 +148,7 @@ class SiloTerms:
         low, high = -1, self.rounds + 1
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if epsilon_of(self.added_up(middle), self.delta) <= limit else (low, middle)
+            low, high = (middle, high) if epsilon_of(self.all_parts(middle), self.delta) <= limit else (low, middle)
         return low
 
     def record(self) -> dict[str, Any]:
@@ -179,10 +179,7 @@ def noise_for(
 
 def epsilon_of(parts: Iterable[Part], delta: float) -> float:
     """ε of steps of several kinds on the same units: one silo's, or those of all silos that have a person's rows."""
-    alike: Counter[tuple[float, float]] = Counter()
-    for rate, z, steps in parts:
-        alike[rate, z] += steps
-    return _epsilon(tuple((rate, z, steps) for (rate, z), steps in sorted(alike.items()) if steps), delta)
+    return _epsilon(tuple(sorted(added_up(parts))), delta)
 
 
 def epsilon_of_counts(z: float, counts: Mapping[str, int], delta: float, *, apart: bool) -> float:
@@ -219,5 +216,5 @@ def epsilon_of_rows(
 
 def together(silos: Sequence[SiloTerms], rounds: int) -> float:
     """ε of a person whose rows are in several silos, at the least of their δ: their losses are composed."""
-    parts = [part for terms in silos for part in terms.added_up(rounds)]
+    parts = [part for terms in silos for part in terms.all_parts(rounds)]
     return epsilon_of(parts, min(terms.delta for terms in silos))

@@ -72,7 +72,7 @@ def test_a_person_pays_for_steps_and_scores_and_a_row_for_one_of_them() -> None:
     assert person.promised(320, ten) == pytest.approx(3.3233, abs=1e-3)
     assert row.promised(320, ten) == pytest.approx(3.1013, abs=1e-3) == SiloTerms.promised(row, 320, {})
     assert row.promised(1, ten) == epsilon_of([(1.0, 10.0, 10)], 1e-4)
-    assert epsilon_of(row.added_up(10), 1e-4) > row.epsilon(10)  # a ledger cannot know that rows were not dealt anew
+    assert epsilon_of(row.all_parts(10), 1e-4) > row.epsilon(10)  # a ledger cannot know that rows were not dealt anew
 
 
 @pytest.mark.parametrize(
