@@ -21,7 +21,7 @@ from fedtorch.core.silo_work import SiloWork
 from fedtorch.core.update import Report
 from fedtorch.privacy.record.held_out import counts_of, noised_count, numbers_of
 from fedtorch.privacy.record.row_digests import bytes_of, digest_of_rows
-from fedtorch.privacy.record.silo import Silo, parts_of
+from fedtorch.privacy.record.silo import Silo, Training, parts_of
 from fedtorch.privacy.record.steps import LIMIT, NoisedSteps, Place
 from fedtorch.privacy.record.terms import RELATION, Part, SiloTerms, epsilon_of
 from fedtorch.privacy.settings import Persons, PrivacyConfig
@@ -92,19 +92,16 @@ class RecordLevel(Mechanism):
         silo, terms = self.silo(client), self.terms[client]
         if terms.max_epsilon is None:
             return ""
-        paid = sum(one.steps for one in silo.trained(silo.run) if one.round == round)
-        return self._too_much(client, max(0, terms.steps - paid))
+        known = silo.trainings()
+        paid = sum(one.steps for one in known if (one.run, one.round, one.split) == (silo.run, round, ""))
+        return self._above(client, known, "another round", terms.part(max(0, terms.steps - paid)), "it rests")
 
-    def _too_much(self, client: str, steps: int) -> str:
-        """Why so many steps more are too many; empty: they are not."""
-        return self._above(client, "another round", self.terms[client].part(steps), "it rests")
-
-    def _above(self, client: str, what: str, part: Part, so: str) -> str:
-        """Why one release more would be above the limit; empty: it is not."""
+    def _above(self, client: str, known: Iterable[Training], what: str, part: Part, so: str) -> str:
+        """Why one release more than is known would be above the limit; empty: it is not."""
         terms = self.terms[client]
         if terms.max_epsilon is None:
             return ""
-        needed = epsilon_of([*self.silo(client).parts(), part], terms.delta)
+        needed = epsilon_of([*parts_of(known), part], terms.delta)
         if needed <= terms.max_epsilon:
             return ""
         return (
@@ -130,7 +127,8 @@ class RecordLevel(Mechanism):
 
         def begin(purpose: str, facts: Iterable[bytes | memoryview]) -> NoisedSteps:
             steps = NoisedSteps(silo, terms, Place(round, purpose), settings.noise, [*about, *facts])
-            if steps.is_new_attempt and (why := self._too_much(client, terms.steps)):
+            known, part = silo.trainings(), terms.part(terms.steps)
+            if steps.is_new_attempt and (why := self._above(client, known, "another round", part, "it rests")):
                 raise UpdateError(f"the round is to be trained again, but {why}")
             return steps
 
@@ -189,9 +187,9 @@ class RecordLevel(Mechanism):
             total, line = noised_count(
                 silo, terms, numbers, round=round, split=split, metric=metric, noise=settings.noise, facts=facts
             )
-            is_known = any(one.end == line.end for one in silo.trainings())
-            what = f"the score {metric} of {split}"
-            if not is_known and (why := self._above(client, what, terms.held_out.part(1), "it is not told")):
+            known, part = silo.trainings(), terms.held_out.part(1)
+            is_new = all(one.end != line.end for one in known)
+            if is_new and (why := self._above(client, known, f"the score {metric} of {split}", part, "it is not told")):
                 log.warning("round %d: client %s: %s", round, client, why)
                 continue
             silo.enter(line)
