@@ -15,6 +15,7 @@ from fedtorch.algorithms.adapters.ranks import FlexLoRA
 from fedtorch.algorithms.adapters.stacks import FLoRA
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.ditto import Ditto
+from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg, FedOpt
 from fedtorch.algorithms.feddyn import FedDyn
 from fedtorch.algorithms.fednova import FedNova
@@ -146,7 +147,7 @@ def test_whose_step_is_the_optimisers() -> None:
         assert not limits_of(name).steps_with_optimizer, name
 
 
-@pytest.mark.parametrize("rule", [Ditto, FedDyn, FedNova, Local, Scaffold, FlexLoRA, HetLoRA, FLoRA])
+@pytest.mark.parametrize("rule", [Ditto, FedAssistant, FedDyn, FedNova, Local, Scaffold, FlexLoRA, HetLoRA, FLoRA])
 def test_who_says_himself_what_clients_do_is_not_vouched_for(rule: type[Algorithm]) -> None:
     """A subclass from elsewhere may look at rows, whatever its base promises of itself."""
     named = type("Named", (rule,), {})
