@@ -143,7 +143,9 @@ class UnitGradients:
         with engine.autocast(), _eager(engine.module):
             each = vmap(grad_and_value(of_unit), in_dims=(None, 0, 0), randomness="different")
             found, losses = each(weights, batch, shares)
-        flat = torch.cat([found[name].detach().reshape(len(units), -1).float() for name in self._names], dim=1)
+        flat = torch.empty(len(units), self.size, device=engine.device)
+        for name, place in zip(self._names, self._places(), strict=True):
+            flat[:, place] = found.pop(name).detach().reshape(len(units), -1)  # so that no two copies of all are there
         return flat, losses.detach()
 
     def _try(self, units: Sequence[Unit]) -> None:
