@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from supervisor import as_rank
 import fedtorch
 from fedtorch.core.errors import ConfigError
 from fedtorch.main import main
+from fedtorch.privacy.record import held_out as module
 from fedtorch.privacy.record.held_out import counts_of, noised_count, numbers_of
 from fedtorch.privacy.record.silo import Silo, Training
 from fedtorch.privacy.record.terms import HeldOut, SiloTerms, epsilon_of, epsilon_of_counts
@@ -119,6 +121,30 @@ def test_noise_has_the_deviation_that_is_paid_for() -> None:
     found = np.array([count(silo, [0.5, 1.0], str(number).encode()) for number in range(2000)])
     assert abs(found.mean() - 1.5) < 4 * 10 / 2000**0.5
     assert found.std() == pytest.approx(10.0, rel=4 / 4000**0.5)
+
+
+@pytest.mark.parametrize(("declared", "exponent"), [(50, 32), (2**21, 29)])
+def test_sums_are_exact_for_twice_as_many_units_as_declared(
+    declared: int, exponent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice 2^21 times 2^29 is 2^51, which float64 has room for."""
+    seen = []
+    monkeypatch.setattr(module, "ADD", {"normal": lambda total, deviation, _: seen.append((total[0], deviation))})
+    about = terms(units={"dev": declared})
+    said = {"round": 1, "split": "dev", "metric": "accuracy", "noise": "normal"}
+    found, line = noised_count(Silo(bytes(32), None), about, [0.5, 1 / 3], **said, facts=[])  # type: ignore[arg-type]
+    third = int(2.0**exponent / 3)
+    assert seen == [(2.0 ** (exponent - 1) + third, 10.0 * 2.0**exponent)]
+    assert found == 0.5 + third / 2.0**exponent and line.attempt == 0
+
+
+def test_scores_that_were_told_count_once_by_split() -> None:
+    line = Training("run", 1, "accuracy", 0, "s" * 64, "s" * 64, 1, 1.0, 10.0, 1e-4, "dev")
+    other, later, test = ("t" * 64, 1), ("s" * 64, 9), ("u" * 64, 1)
+    lines = [line, *(replace(line, start=end, end=end, round=round) for end, round in (other, later))]
+    lines += [replace(line, start=test[0], end=test[0], split="test"), replace(line, end="v" * 64, split="")]
+    assert counts_of(lines) == {"dev": 2, "test": 1}
+    assert Training.of(json.loads(json.dumps(line.line()))) == line and "split" not in lines[-1].line()
 
 
 def test_the_same_score_has_the_same_noise_and_no_other_score_has_it() -> None:
