@@ -19,7 +19,7 @@ from fedtorch.main import main
 from fedtorch.privacy.record import held_out as module
 from fedtorch.privacy.record.held_out import counts_of, noised_count, numbers_of
 from fedtorch.privacy.record.silo import Silo, Training
-from fedtorch.privacy.record.terms import HeldOut, SiloTerms, epsilon_of, epsilon_of_counts
+from fedtorch.privacy.record.terms import HeldOut, SiloTerms, epsilon_of
 from fedtorch.report.command_line import main as report
 from fedtorch.setup.data_check import main as data_check
 
@@ -33,14 +33,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def held_out(apart: bool = False, **changes: Any) -> HeldOut:
-    usual: dict[str, Any] = {"units": {"dev": 50, "test": 60}, "metrics": ("accuracy",), "every": 1, "on_start": False}
-    return HeldOut(10.0, **{**usual, "split": "dev", "final_split": "test", **changes}, apart=apart)
-
-
-def terms(apart: bool = False, **changes: Any) -> SiloTerms:
-    """500 units, batches of 16, 10 rounds of an epoch."""
-    return SiloTerms("a", 500, 16, 32, 10, 1.0, 1.0, 1e-4, None, held_out=held_out(apart, **changes))
+def terms(units: int = 50) -> SiloTerms:
+    """Counts of so many units of `dev` with noise of 10."""
+    scores = HeldOut(10.0, {"dev": units}, ("accuracy",), 1, False, "dev", "test", apart=False)
+    return SiloTerms("a", 500, 16, 32, 10, 1.0, 1.0, 1e-4, None, held_out=scores)
 
 
 def configured(folder: Path, unit: str = PERSONS, scores: str = SCORES, more: str = "", kind: str = "") -> Path:
@@ -58,46 +54,6 @@ def results(folder: Path) -> dict[str, Any]:
 
 def lines(folder: Path, silo: str) -> list[Training]:
     return Silo.open(folder / "silos" / silo, "").trainings()
-
-
-# --- the account
-
-
-def test_ten_counts() -> None:
-    assert epsilon_of_counts(10.0, {"dev": 4, "test": 6}, 1e-5, apart=False) == pytest.approx(1.1994, abs=1e-3)
-    assert epsilon_of_counts(10.0, {"dev": 10, "test": 1}, 1e-5, apart=True) == pytest.approx(1.1994, abs=1e-3)
-
-
-def test_a_person_pays_for_steps_and_scores_and_a_row_for_one_of_them() -> None:
-    person, row = terms(final_split="dev", every=1, units={"dev": 50}), terms(apart=True)
-    ten = {"dev": 10}
-    assert person.promised(320, ten) == pytest.approx(3.3233, abs=1e-3)
-    assert row.promised(320, ten) == pytest.approx(3.1013, abs=1e-3) == SiloTerms.promised(row, 320, {})
-    assert row.promised(1, ten) == epsilon_of([(1.0, 10.0, 10)], 1e-4)
-    assert epsilon_of(row.all_parts(10), 1e-4) > row.epsilon(10)  # a ledger cannot know that rows were not dealt anew
-
-
-@pytest.mark.parametrize(
-    ("changes", "rounds", "counts"),
-    [
-        ({}, 10, {"dev": 10, "test": 1}),
-        ({}, 3, {"dev": 3}),
-        ({"every": 3}, 10, {"dev": 4, "test": 1}),
-        ({"every": 3}, 9, {"dev": 3}),
-        ({"every": 5}, 10, {"dev": 2, "test": 1}),
-        ({"every": 0}, 10, {"test": 1}),
-        ({"every": 0, "on_start": True}, 4, {"dev": 1}),
-        ({"final_split": "dev", "on_start": True}, 10, {"dev": 12}),
-        ({"units": {"test": 9}}, 10, {"test": 1}),
-        ({"metrics": ("accuracy", "exact_match"), "every": 4}, 10, {"dev": 6, "test": 2}),
-    ],
-)
-def test_how_many_counts_a_run_makes(changes: dict[str, Any], rounds: int, counts: dict[str, int]) -> None:
-    assert terms(**changes).counts_in(rounds) == counts
-
-
-def test_the_text_of_terms_that_digests_of_trainings_have_in_them_knows_no_scores() -> None:
-    assert repr(terms()) == repr(SiloTerms("a", 500, 16, 32, 10, 1.0, 1.0, 1e-4, None))
 
 
 # --- the noise
@@ -130,7 +86,7 @@ def test_sums_are_exact_for_twice_as_many_units_as_declared(
     """Twice 2^21 times 2^29 is 2^51, which float64 has room for."""
     seen = []
     monkeypatch.setattr(module, "ADD", {"normal": lambda total, deviation, _: seen.append((total[0], deviation))})
-    about = terms(units={"dev": declared})
+    about = terms(declared)
     said = {"round": 1, "split": "dev", "metric": "accuracy", "noise": "normal"}
     found, line = noised_count(Silo(bytes(32), None), about, [0.5, 1 / 3], **said, facts=[])  # type: ignore[arg-type]
     third = int(2.0**exponent / 3)
