@@ -48,9 +48,9 @@ class HeldOut:
         is_over = rounds >= last
         during = int(self.on_start)
         if self.every:
-            during += rounds // self.every + int(is_over and rounds % self.every > 0)
+            during += rounds // self.every + (is_over and rounds % self.every > 0)
         found = Counter({self.split: during})
-        found[self.final_split] += int(is_over)
+        found[self.final_split] += is_over
         return {split: count * len(self.metrics) for split, count in found.items() if count and split in self.units}
 
     def record(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def test_a_person_pays_for_steps_and_scores_and_a_row_for_one_of_them() -> None:
     ten = {"dev": 10}
     assert person.promised(320, ten) == pytest.approx(3.3233, abs=1e-3)
     assert row.promised(320, ten) == pytest.approx(3.1013, abs=1e-3) == SiloTerms.promised(row, 320, {})
-    assert row.promised(1, ten) == epsilon_of([(1.0, 10.0, 10)], 1e-4)
+    assert row.promised(1, {**ten, "test": 9}) == row.promised(1, ten) == epsilon_of([(1.0, 10.0, 10)], 1e-4)
     assert epsilon_of(row.all_parts(10), 1e-4) > row.epsilon(10)  # a ledger cannot know that rows were not dealt anew
 
 
@@ -50,6 +50,12 @@ def test_a_person_pays_for_steps_and_scores_and_a_row_for_one_of_them() -> None:
 )
 def test_how_many_counts_a_run_makes(changes: dict[str, Any], rounds: int, counts: dict[str, int]) -> None:
     assert terms(**changes).counts_in(rounds) == counts
+
+
+def test_what_results_say_of_scores() -> None:
+    assert "held_out" not in SiloTerms("a", 500, 16, 32, 10, 1.0, 1.0, 1e-4, None).record()
+    said = {"units": {"dev": 50, "test": 60}, "metrics": ["accuracy"], "noise_multiplier": 10.0, "apart": False}
+    assert terms().record()["held_out"] == said
 
 
 def test_the_text_of_terms_that_digests_of_trainings_have_in_them_knows_no_scores() -> None:

@@ -261,7 +261,7 @@ def test_a_split_in_a_file_of_its_own_says_whose_its_rows_are_or_belongs_to_nobo
     with pytest.raises(ConfigError, match=r"rows of dev have no column 'patient', which privacy\.unit\.column names"):
         fedtorch.run(str(path))
     path.write_text(path.read_text().replace("eval: {noise_multiplier: 2, units: {bank: {dev: 3}}}", ""))
-    assert main(["--config", str(path)]) == 0
+    assert main(["--config", str(path), "--set", f"run.dir={tmp_path / 'public' / 'run'}"]) == 0
 
 
 def test_more_than_twice_the_declared_units_end_the_run(tmp_path: Path) -> None:
