@@ -51,6 +51,6 @@ def held_out_rows_are_one_silos(plan: Plan) -> None:
 
 SUBJECT = Subject(
     "Scores with noise",
-    applies=lambda plan: plan.config.privacy.kind == "record" and plan.config.privacy.eval is not None,
+    applies=lambda plan: plan.config.privacy.eval is not None,
     of_plan=(what_is_counted_is_a_number_of_each_row, held_out_rows_are_one_silos),
 )

@@ -215,7 +215,7 @@ def test_silos_that_train_alone_and_texts_that_must_be_exact(tmp_path: Path) -> 
     path = configured(tmp_path / "local", more="paradigm: local")
     assert main(["--config", str(path)]) == 0
     assert counts_of(lines(tmp_path / "local", "bank"))["dev"] == 2
-    path = configured(tmp_path / "texts", kind="seq2seq")
+    path = configured(tmp_path / "texts", kind="seq2seq", more="eval: {select_by: exact_match}")
     assert main(["--config", str(path)]) == 0
     assert list(results(tmp_path / "texts")["clients"]["bank"]["scores"]) == ["exact_match"]
 
@@ -259,7 +259,7 @@ def test_a_split_in_a_file_of_its_own_says_whose_its_rows_are_or_belongs_to_nobo
     assert counts_of(lines(tmp_path, "bank")) == {"dev": 2}
     (tmp_path / "dev.jsonl").write_text(dealt.replace('"patient"', '"nobody"'))
     with pytest.raises(ConfigError, match=r"rows of dev have no column 'patient', which privacy\.unit\.column names"):
-        fedtorch.run(str(path))
+        fedtorch.run(str(path), overrides=[f"run.dir={tmp_path / 'later' / 'run'}"])
     path.write_text(path.read_text().replace("eval: {noise_multiplier: 2, units: {bank: {dev: 3}}}", ""))
     assert main(["--config", str(path), "--set", f"run.dir={tmp_path / 'public' / 'run'}"]) == 0
 
