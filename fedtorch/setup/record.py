@@ -127,11 +127,22 @@ def make_record_level(plan: Plan, masking: Masking | None) -> RecordLevel:
         return by_person(task.persons(client, split))
 
     kept = plan.algorithm.limits.public_numbers
-    about = silo_terms(plan), config.privacy, open_silo, units, kept
+    about = silo_terms(plan), config.privacy, open_silo, units, kept, _basis(plan)
     if masking is None:
         return RecordLevel(*about)
     masking.count = len(plan.topology.workers)
     return SharedNoise(*about, masking=masking)
+
+
+def _basis(plan: Plan) -> str:
+    """What scores follow from beside trained weights and rows: the task's keys, the seed, files of base and vocabulary.
+
+    Without the digest of all data, which a rank with pinned rows does not have.
+    """
+    if plan.config.privacy.eval is None:
+        return ""
+    facts = {name: fact for name, fact in plan.task.facts().items() if name != "data"}
+    return repr((plan.config.task, plan.config.run.seed, sorted(facts.items())))
 
 
 def silos_folder(plan: Plan) -> Path:

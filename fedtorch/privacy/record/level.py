@@ -59,11 +59,14 @@ class RecordLevel(Mechanism):
         open_silo: Callable[[str], Silo],
         units: Units,
         kept: Sequence[str] = (),
+        basis: str = "",
     ) -> None:
         """open_silo: the files of a client that trains here. units: whose its rows are.
 
-        kept: names of further numbers of reports that follow from noised steps and public numbers alone.
+        kept: names of further numbers of reports that follow from noised steps and public numbers alone. basis: all
+        that scores follow from beside weights and rows, such as the base of an adapter.
         """
+        self._basis = basis.encode()
         self.terms, self.settings, self._kept = dict(terms), settings, frozenset(kept)
         self.shows_losses = False
         self.shows_scores = "scores" in settings.reveal
@@ -180,7 +183,7 @@ class RecordLevel(Mechanism):
         units, declared = self._units(client, split, examples), terms.held_out.units[split]
         if len(units) > LIMIT * declared:
             raise ConfigError(too_many(client, len(units), declared, f"privacy.eval.units.{client}.{split}"))
-        facts = [digest_of_rows(examples, units), *bytes_of(weights)]
+        facts = [digest_of_rows(examples, units), self._basis, *bytes_of(weights)]
         found = {}
         for metric in terms.held_out.metrics:
             numbers = numbers_of(rows.get(metric, ()), units)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ranks import run_ranks
 from record_rows import config
 from supervisor import as_rank
@@ -18,8 +19,10 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.main import main
 from fedtorch.privacy.record import held_out as module
 from fedtorch.privacy.record.held_out import counts_of, noised_count, numbers_of
+from fedtorch.privacy.record.level import RecordLevel
 from fedtorch.privacy.record.silo import Silo, Training
 from fedtorch.privacy.record.terms import HeldOut, SiloTerms, epsilon_of
+from fedtorch.privacy.settings import PrivacyConfig
 from fedtorch.report.command_line import main as report
 from fedtorch.setup.data_check import main as data_check
 
@@ -114,6 +117,21 @@ def test_the_same_score_has_the_same_noise_and_no_other_score_has_it() -> None:
         count(Silo(bytes(31) + b"1", None), [0.5], b"w") - 0.5,
     }
     assert len(noises) == 5 and min(np.diff(sorted(noises))) > 1e-3
+
+
+def test_other_weights_rows_or_bases_have_other_noise_on_the_same_sum() -> None:
+    settings = PrivacyConfig("record", clip=1.0, delta=1e-4, noise_multiplier=1.0, units={"a": 500})
+
+    def score(rows: str = "xy", weight: float = 0.0, basis: str = "base") -> float:
+        about = {"a": terms()}, settings, lambda client: Silo(bytes(32), None), lambda *_: [(0,), (1,)], (), basis
+        vector = torch.full((3,), weight)
+        found = RecordLevel(*about).counted("a", 1, "dev", {"accuracy": [1.0, 0.0]}, [[*rows], vector])
+        (total, declared) = found["accuracy"]
+        assert declared == 50
+        return total
+
+    assert score() == score()
+    assert len({score(), score(rows="xz"), score(weight=1.0), score(basis="another")}) == 4
 
 
 # --- runs
