@@ -126,6 +126,14 @@ class Algorithm:
             reads_initial=not all(base.__module__.startswith("fedtorch.") for base in of_clients),
         )
 
+    def trains_as(self, rule: type[Algorithm]) -> bool:
+        """Do clients train as `rule` says, or another class of this package, and not as a subclass elsewhere does?
+
+        For `limits` of `rule` on what its `client_update` makes of rows: another one may do anything.
+        """
+        own = definer(type(self), "client_update")
+        return own is definer(rule, "client_update") or (own is not None and own.__module__.startswith("fedtorch."))
+
     def check(self, hp: ClientConfig) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
 

@@ -34,7 +34,7 @@ class Ditto(PersonalModel):
     @property
     def limits(self) -> Limits:
         """Both passes are on the account of a client's rows, where that is kept."""
-        if type(self) is not Ditto:
+        if not self.trains_as(Ditto):
             return super().limits
         why_not = why_not_weighed(self.weights)
         if self.personal_epochs is not None:

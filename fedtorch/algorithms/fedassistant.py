@@ -112,12 +112,16 @@ class FedAssistant(FedAvg, MessageAlgorithm):
 
     @property
     def limits(self) -> Limits:
-        """Messages have sums alone; with `payload: gradient` there is no step to be left out when fp16 overflows."""
+        """Messages have sums alone; with `payload: gradient` there is no step to be left out when fp16 overflows.
+
+        What is sent, and what is kept of it, are made of steps, so of noised ones where steps are noised.
+        """
         usual = super().limits
         return replace(
             usual,
             precisions=("fp32", "bf16") if self.payload == "gradient" else usual.precisions,
             steps_with_optimizer=not overrides(type(self), "server_update", FedAssistant),
+            why_not_record="" if self.trains_as(FedAssistant) else None,
             why_not_robust="sends what is left over of earlier rounds, and messages in place of vectors",
         )
 

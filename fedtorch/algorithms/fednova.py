@@ -10,7 +10,6 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.algorithms.limits import Limits, why_not_weighed
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.overrides import overrides
 from fedtorch.core.update import Report
 from fedtorch.train.engine import GradientHook
 from fedtorch.train.job import ClientJob
@@ -53,11 +52,10 @@ class FedNova(FedAvg):
     def limits(self) -> Limits:
         """Its weights are no shares."""
         why_not = "weighs updates by their steps, with weights that are no shares of a whole"
-        own = overrides(type(self), "client_update", FedNova)
         return replace(
             super().limits,
             why_not_robust=why_not,
-            why_not_record=None if own else why_not_weighed(self.weights),
+            why_not_record=why_not_weighed(self.weights) if self.trains_as(FedNova) else None,
             public_numbers=("normaliser",),
         )
 

@@ -23,7 +23,7 @@ class Local(PersonalModel):
     @property
     def limits(self) -> Limits:
         """Nothing leaves a client but its scores."""
-        return replace(super().limits, why_not_record="" if type(self) is Local else None)
+        return replace(super().limits, why_not_record="" if self.trains_as(Local) else None)
 
     def client_update(self, job: ClientJob) -> Report:
         """Train on from where this client was."""

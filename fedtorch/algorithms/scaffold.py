@@ -46,8 +46,7 @@ class Scaffold(FedAvg):
         steps = not overrides(type(self), "server_update", Scaffold)
         usual = replace(super().limits, steps_with_optimizer=steps)
         if self.option == "II":
-            own = overrides(type(self), "client_update", Scaffold)
-            return replace(usual, why_not_record=None if own else "")
+            return replace(usual, why_not_record="" if self.trains_as(Scaffold) else None)
         why_not = "with option I takes a gradient over all its data, which belongs to no step"
         return replace(usual, engines=("torch",), why_not_deepspeed=why_not, precisions=("fp32", "bf16"))
 

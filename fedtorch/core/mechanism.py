@@ -102,6 +102,27 @@ class Mechanism:
         """
         return None
 
+    def counts(self, client: str, split: str) -> bool:
+        """May a client that trains be evaluated on a split, where its scores leave as `counted` makes them?"""
+        return False
+
+    def counted(
+        self, client: str, round: int, split: str, rows: Mapping[str, Sequence[float]], about: Sequence[Any]
+    ) -> dict[str, tuple[float, int]]:
+        """Where a client is evaluated that `counts`: its scores as they may leave; none at all where they must not.
+
+        rows: metric -> one number for each of its examples there, NaN: it does not count. about: the examples, and
+        after them the flat weights that they were scored with.
+        """
+        raise NotImplementedError
+
+    def told(self, client: str) -> Mapping[str, float]:
+        """Where a client is evaluated: numbers that go with its scores."""
+        return {}
+
+    def heard(self, client: str, numbers: Mapping[str, float], server: ServerState) -> None:
+        """On the server: what `told` said of a client."""
+
     def outgoing(self, update: Tensor, report: Report) -> Report:
         """A client's update is complete: it may be changed in place; the report with what follows from that."""
         return report

@@ -9,7 +9,7 @@ from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.client_level import ClientLevel
 from fedtorch.privacy.data_ledger import epsilon_of
 from fedtorch.privacy.record.level import OUTSIDE
-from fedtorch.privacy.record.terms import SiloTerms, together
+from fedtorch.privacy.record.terms import SiloTerms, epsilon_of_counts, together
 from fedtorch.privacy.secure_sum.terms import threshold_of
 from fedtorch.setup.data_ledger import data_ledger
 from fedtorch.setup.mechanism import noise_of, releases_of, terms_of
@@ -65,7 +65,7 @@ def _describe_records(plan: Plan) -> str:
     if config.simulate:
         return f"{said}\n  simulated: its noise can be computed by everybody, so nothing is promised"
     rounds = max(1, plan.config.rounds)
-    lines = _silos_table(terms, rounds)
+    lines = [*_silos_table(terms, rounds), *_of_scores(terms, rounds)]
     for name, each in terms.items():
         if each.max_epsilon is not None and (fits := each.rounds_within(each.max_epsilon)) < rounds:
             lines.append(f"{name} rests after {fits} of {rounds} rounds: privacy.max_epsilon {each.max_epsilon:g}")
@@ -81,6 +81,29 @@ def _describe_records(plan: Plan) -> str:
         lines.append(f"somebody with rows in all silos: epsilon {every:.4f} at delta {least:g}")
     lines += [f"outside the guarantee: {what}" for what in OUTSIDE]
     return "\n  ".join([said, *lines])
+
+
+def _of_scores(terms: Mapping[str, SiloTerms], rounds: int) -> list[str]:
+    """Lines on noised scores, whose ε is in the table."""
+    lines = []
+    for name, each in terms.items():
+        if (held_out := each.held_out) is None:
+            continue
+        counts = held_out.counts_in(rounds, rounds)
+        said = ", ".join(f"{count} of {held_out.units[split]} units of {split}" for split, count in counts.items())
+        alone = epsilon_of_counts(held_out.noise_multiplier, counts, each.delta, apart=held_out.apart)
+        lines.append(
+            f"{name}: {said or 'no'} noised scores ({', '.join(held_out.metrics)}), noise "
+            f"{held_out.noise_multiplier:g}: epsilon {alone:.4f} by themselves"
+        )
+    if lines:
+        apart = all(each.held_out is None or each.held_out.apart for each in terms.values())
+        lines.append(
+            "a row is trained on or scored, so the larger epsilon is in the table; a silo's ledger adds both up"
+            if apart
+            else "a person may be trained on and scored, so the table has both together"
+        )
+    return lines
 
 
 def _silos_table(terms: Mapping[str, SiloTerms], rounds: int) -> list[str]:

@@ -75,12 +75,17 @@ def parts_of(rate: float, noise_multiplier: float, spent: Mapping[int, int]) -> 
     return [(rate, noise_multiplier / math.sqrt(k), count) for k, count in sorted(spent.items())]
 
 
-def total_epsilon(parts: Sequence[tuple[float, float, int]], delta: float) -> float:
-    """ε of releases of several kinds on the same clients, as (q, z, how many)."""
+def added_up(parts: Iterable[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
+    """(q, z, how many) with one entry for each kind, in the order of their first ones; none of which there are none."""
     alike: Counter[tuple[float, float]] = Counter()
     for rate, z, count in parts:
         alike[rate, z] += count
-    composed = [_one_release(z, rate).self_compose(count) for (rate, z), count in alike.items() if count]
+    return [(rate, z, count) for (rate, z), count in alike.items() if count]
+
+
+def total_epsilon(parts: Sequence[tuple[float, float, int]], delta: float) -> float:
+    """ε of releases of several kinds on the same clients, as (q, z, how many)."""
+    composed = [_one_release(z, rate).self_compose(count) for rate, z, count in added_up(parts)]
     if not composed:
         return 0.0
     return float(reduce(lambda one, other: one.compose(other), composed).get_epsilon_for_delta(delta))
@@ -102,10 +107,13 @@ def _one_release(noise_multiplier: float, rate: float) -> Any:
     )
 
 
-def least_noise(epsilon: float, rate: float, releases: int, delta: float) -> float:
+def least_noise(
+    epsilon: float, rate: float, releases: int, delta: float, beside: Sequence[tuple[float, float, int]] = ()
+) -> float:
     """The least z, and at most PRECISION of it more, with which so many releases are (ε, δ)-private.
 
-    None below LEAST_NOISE, of which the account takes minutes.
+    beside: further releases on the same, as (q, z, how many), which are on the account too. None below LEAST_NOISE, of
+    which the account takes minutes.
 
     Raises:
         ConfigError: none up to 1000 is.
@@ -114,7 +122,9 @@ def least_noise(epsilon: float, rate: float, releases: int, delta: float) -> flo
     @cache
     def excess(z: float) -> float:
         """Above 0 where it is too little."""
-        return math.log(max(Accountant(rate, z, delta).epsilon(releases), 1e-300) / epsilon)
+        alone = Accountant(rate, z, delta)
+        found = total_epsilon([(rate, z, releases), *beside], delta) if beside else alone.epsilon(releases)
+        return math.log(max(found, 1e-300) / epsilon)
 
     high, low = 1.0, 1.0
     while (above := excess(high)) > 0:

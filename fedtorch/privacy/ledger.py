@@ -6,8 +6,6 @@ goes on from, or if it has none yet.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import logging
 import os
@@ -21,7 +19,8 @@ from typing import Any
 from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.accounting import shared
 from fedtorch.privacy.data_ledger import DataLedger, stamp
-from fedtorch.privacy.owner_files import append_own, read_own, sync_folder
+from fedtorch.privacy.digests import keyed_digest
+from fedtorch.privacy.owner_files import append_own, read_own, sync_folder, write_own
 from fedtorch.privacy.release import Release, TwoSumsError, merge
 from fedtorch.privacy.stream import KEY_BYTES, derived
 
@@ -66,9 +65,9 @@ class Ledger:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.mkdir(mode=0o700)
-            _write(folder / KEY, key := os.urandom(KEY_BYTES))
+            write_own(folder / KEY, key := os.urandom(KEY_BYTES))
             ledger = cls(key, terms, folder, [])
-            _write(folder / LEDGER, json.dumps({"form": _FORM, **ledger.terms}).encode() + b"\n")
+            write_own(folder / LEDGER, json.dumps({"form": _FORM, **ledger.terms}).encode() + b"\n")
             ledger._seen = stamp(folder / LEDGER)
             for release in releases or ():
                 ledger._append(release)
@@ -91,7 +90,7 @@ class Ledger:
         lines = _lines(folder)
         head, releases = _parsed(folder, lines)
         if (folder / LEDGER).stat().st_size > sum(map(len, lines)):
-            _write(folder / LEDGER, b"".join(lines))
+            write_own(folder / LEDGER, b"".join(lines))
         ledger = cls(key, head, folder, releases)
         ledger._seen = stamp(folder / LEDGER)
         return ledger
@@ -183,11 +182,7 @@ class Ledger:
 
     def digest_of(self, *parts: bytes | memoryview) -> str:
         """A digest of what is to be released, that nobody without the key can compare with a guess."""
-        hasher = hmac.new(self._digest_key, digestmod=hashlib.blake2b)
-        for part in parts:
-            hasher.update(len(part).to_bytes(8, "big"))
-            hasher.update(part)
-        return hasher.hexdigest()[:64]
+        return keyed_digest(self._digest_key, parts)
 
     def enter(self, round: int, attempt: int, digest: str) -> bool:
         """May the sum with this digest leave, with the noise of this attempt? Its line is on the disk then.
@@ -254,7 +249,7 @@ class Ledger:
         if self.folder is not None:
             lines = [{"form": _FORM, **self.terms}, *(release.line() for release in self.releases)]
             try:
-                _write(self.folder / LEDGER, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+                write_own(self.folder / LEDGER, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
             except OSError as error:
                 raise CheckpointError(f"{self.folder / LEDGER} cannot be written ({error}); free some space") from error
             self._seen = stamp(self.folder / LEDGER)
@@ -287,15 +282,3 @@ def _parsed(folder: Path, lines: Sequence[bytes]) -> tuple[dict[str, Any], list[
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f" ({error})" if isinstance(error, TwoSumsError) else ""
         raise CheckpointError(f"{folder / LEDGER} is damaged{why}; {_RESTORE}") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    with suppress(OSError):
-        partial.unlink(missing_ok=True)
-    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

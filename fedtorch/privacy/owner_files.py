@@ -44,6 +44,23 @@ def read_own(path: Path, what: str, advice: str) -> bytes:
     return content
 
 
+def write_own(path: Path, content: bytes) -> None:
+    """Write a file for its owner alone, all of it or none; it is on the disk when this returns.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    with suppress(OSError):
+        partial.unlink(missing_ok=True)
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
 def append_own(path: Path, lines: Iterable[Mapping[str, Any]], *, shared: bool = False) -> None:
     """Add lines of JSON to a file that is made for its owner alone; they are on the disk when this returns.
 

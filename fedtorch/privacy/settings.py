@@ -79,7 +79,20 @@ class SiloPrivacy:
             raise ConfigError("privacy.per_silo gives a silo epsilon and noise_multiplier; remove one of them")
 
 
-OF_RECORDS = ("noise_at", "colluders", "unit", "units", "per_silo", "per_unit", "physical")
+@dataclass(frozen=True)
+class NoisedScores:
+    """`privacy.eval`: scores of silos' own held-out rows, noised where they are counted."""
+
+    noise_multiplier: Noise
+    """z of one score: the sum over a silo's units of a number from 0 to 1 has noise of this standard deviation."""
+    units: Mapping[str, Mapping[Annotated[str, Field(pattern="^[a-z][a-z0-9_]*$")], Count]]
+    """Silo -> split -> how many units it has there, declared and public, rounded: sums are divided by it. A silo that
+    is not named, or whose split is not, has no scores there."""
+    metrics: tuple[str, ...] = ()
+    """Which scores, each of which counts by itself; empty: that which chooses the best model."""
+
+
+OF_RECORDS = ("noise_at", "colluders", "unit", "units", "per_silo", "per_unit", "physical", "eval")
 """Keys of `kind: record` alone."""
 
 
@@ -123,6 +136,8 @@ class PrivacyConfig:
     model can do it."""
     physical: Count = 16
     """How many units' gradients are in memory at once, 4 bytes a trained number each."""
+    eval: NoisedScores | None = None
+    """Evaluate silos on held-out rows of their own, with noise on every score; null: their rows have no scores."""
     reveal: tuple[Literal["losses", "scores", "sizes"], ...] = ()
     """What is shown although it depends on clients' data and is not counted: losses: the mean training loss of a
     round; scores: clients' scores, and the best round by them; sizes: how many rows were trained on."""
@@ -218,6 +233,12 @@ class PrivacyConfig:
                 f"privacy.reveal is {list(self.reveal)} but privacy.kind is record, of which only `scores` may be "
                 "revealed; sizes are declared in privacy.units"
             )
+        if self.eval is not None and "scores" in self.reveal:
+            raise ConfigError(
+                "privacy.eval is set but privacy.reveal has scores, which are then told without noise; remove one"
+            )
+        if self.eval is not None and (unknown := [name for name in self.eval.units if name not in self.units]):
+            raise ConfigError(f"privacy.eval.units names {unknown[0]!r}, which privacy.units does not; add it there")
         if unknown := [name for name in self.per_silo if name not in self.units]:
             raise ConfigError(f"privacy.per_silo names {unknown[0]!r}, which privacy.units does not; add it there")
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.shown import for_markdown, markdown_row
+from fedtorch.privacy.record.held_out import counts_of
 from fedtorch.privacy.record.silo import parts_of, read_ledger
-from fedtorch.privacy.record.terms import epsilon_of
+from fedtorch.privacy.record.terms import Part, epsilon_of, epsilon_of_counts
 
 AGAINST = "against the server, the other silos and everybody who sees the model and the records"
 _ALONE = (
@@ -43,14 +44,36 @@ def records_markdown(folders: Sequence[Path]) -> str:
         for name, silo in said["silos"].items():
             numbers = [f"{silo[key]:g}" for key in ("rate", "noise_multiplier", "delta")]
             lines.append(markdown_row([name, silo["units"], silo["steps"], *numbers, f"{silo['epsilon']:.4f}"]))
-        lines += ["", _ALONE]
+        lines += ["", _ALONE, *_of_scores(said["silos"])]
         if len(said["silos"]) > 1:
-            every = [(s["rate"], s["noise_multiplier"], s["steps"]) for s in said["silos"].values()]
+            every = [part for silo in said["silos"].values() for part in _parts(silo)]
             delta = min(silo["delta"] for silo in said["silos"].values())
             lines.append(f"A person in all of them: epsilon {epsilon_of(every, delta):.4f} at delta {delta:g}.")
         lines.append(f"Outside the guarantee: {'; '.join(said['outside'])}.")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def _parts(silo: Mapping[str, Any]) -> list[Part]:
+    """All that a silo released in a run: steps, and noised scores, each of all of its units."""
+    held_out = silo.get("held_out")
+    scores = [(1.0, held_out["noise_multiplier"], sum(held_out["counts"].values()))] if held_out else []
+    return [(silo["rate"], silo["noise_multiplier"], silo["steps"]), *scores]
+
+
+def _of_scores(silos: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each silo with scores of its own held-out units."""
+    lines = []
+    for name, silo in silos.items():
+        if held_out := silo.get("held_out"):
+            z, apart = held_out["noise_multiplier"], held_out["apart"]
+            counts = ", ".join(f"{count} of {split}" for split, count in held_out["counts"].items()) or "none"
+            alone = epsilon_of_counts(z, held_out["counts"], silo["delta"], apart=apart)
+            how = "the larger of both is above" if apart else "both together are above"
+            lines.append(
+                f"{for_markdown(name)}: noised scores {counts}, noise {z:g}, epsilon {alone:.4f} by themselves; {how}."
+            )
+    return lines
 
 
 def is_silos(path: Path) -> bool:
@@ -69,10 +92,12 @@ def silos_markdown(paths: Sequence[Path]) -> str:
     """
     if not paths:
         return ""
-    lines = [markdown_row(["silo's ledger", "runs", "steps", "delta", "epsilon"]), "|---|---:|---:|---:|---:|"]
+    lines = [markdown_row(["silo's ledger", "runs", "steps", "noised scores", "delta", "epsilon"])]
+    lines.append("|---|---:|---:|---:|---:|---:|")
     for path in paths:
         trainings = [training for training in read_ledger(path) if not training.is_open]
         parts, delta = parts_of(trainings), min((training.delta for training in trainings), default=1.0)
-        runs, steps = len({training.run for training in trainings}), sum(count for *_, count in parts)
-        lines.append(markdown_row([str(path), runs, steps, f"{delta:g}", f"{epsilon_of(parts, delta):.4f}"]))
+        runs, scores = len({training.run for training in trainings}), sum(counts_of(trainings).values())
+        steps = sum(count for *_, count in parts) - scores
+        lines.append(markdown_row([str(path), runs, steps, scores, f"{delta:g}", f"{epsilon_of(parts, delta):.4f}"]))
     return "\n".join(lines) + "\n"

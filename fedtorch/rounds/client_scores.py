@@ -106,7 +106,12 @@ class ClientScorer:
         components = self.context.components
         sizes, evaluators = components.task.manifest(), components.placement.evaluators
         here = [name for name, each in sizes.items() if each.get(split) and self.context.role.hosts(evaluators[name])]
-        return [name for name in here if self.context.mechanism.shows_scores or not sizes[name].get("train")]
+        shows = self.context.mechanism.shows_scores
+        return [name for name in here if shows or not sizes[name].get("train") or self._counts(name, split)]
+
+    def _counts(self, name: str, split: str) -> bool:
+        """Do a client's scores leave as noised counts?"""
+        return self.context.mechanism.counts(name, split)
 
     def _score(
         self, name: str, split: str, weights: Tensor, private: Tensor | None, each: Each | None = None
@@ -133,11 +138,18 @@ class ClientScorer:
         examples, size = self._load(name, split), context.config.eval.batch_size
         components.engine.load(weights, private)
         result: Scores = {}
+        counts = self._counts(name, split)
+        if counts:
+            each = {}
         by_loss = chooses_by(context.config.eval, components.task) == LOSS
         kept: list[tuple[Any, Any]] | None = [] if components.task.chosen else None
         for number, part in enumerate(components.task.eval_batches(examples, size * BATCHES_PER_BEAT)):
             result = added(result, evaluate(components.task, components.engine, part, size, each, kept, by_loss))
-            self._beat(name, number)
+            # how many batches there are is nobody's business where scores have noise
+            self._beat(name, 0 if counts else number)
+        if counts:
+            about = [examples, weights, *([] if private is None else [private])]
+            return context.mechanism.counted(name, context.round, split, each or {}, about)
         if kept:
             seen, predictions = zip(*kept, strict=True)
             result = {**result, **components.task.client_scores(name, result, seen, predictions)}

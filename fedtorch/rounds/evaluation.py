@@ -108,13 +108,15 @@ class Evaluation:
             context.message(
                 "score",
                 name,
-                numbers={BEST_ROUND: rounds[name]} if name in rounds else {},
+                numbers={**context.mechanism.told(name), **({BEST_ROUND: rounds[name]} if name in rounds else {})},
                 lists={metric: (total, float(count)) for metric, (total, count) in pairs.items()},
             )
             for name, pairs in (own.items() if context.role.leads else ())
         ]
         gathered = context.members.retry_on_loss("scores", lambda: context.comm.gather(messages, round=context.round))
         told = {context.name(message): message.numbers for message in gathered}
+        for name, numbers in told.items():
+            context.mechanism.heard(name, numbers, context.server)
         self.rounds = {name: int(numbers[BEST_ROUND]) for name, numbers in told.items() if BEST_ROUND in numbers}
         return {
             context.name(message): {metric: (pair[0], int(pair[1])) for metric, pair in message.lists.items()}

@@ -250,8 +250,8 @@ class Runner:
         if context.round > self.saving.saved:
             # once more, if the disk refused: the best weights are about to take the place of the last ones
             self.saving.save(is_last=True)
-        result.privacy = context.mechanism.summary(context.server) if context.comm.is_server else {}
         result.scores = self.evaluation.at_the_end()
+        result.privacy = context.mechanism.summary(context.server) if context.comm.is_server else {}
         result.each = self.evaluation.each if context.comm.is_server else {}
         result.best_round, result.client_rounds = self.evaluation.best.round, self.evaluation.rounds
         self._track_scores(result.scores, final=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from fedtorch.config.schema import Config
+from fedtorch.privacy.record.steps import LIMIT
 from fedtorch.privacy.record.terms import epsilon_of_rows
 from fedtorch.privacy.settings import Persons
 from fedtorch.setup.plan import Plan
@@ -27,9 +28,13 @@ def unit_table(config: Config) -> tuple[list[Sequence[str]], list[str]]:
     table: list[Sequence[str]] = []
     lines: list[str] = []
     for name, terms in silo_terms(plan).items():
-        each = _rows_of_units(plan, name)
-        table.append((name, str(terms.units), str(len(each)), f"{median(each):g}", str(max(each))))
-        if len(each) > 2 * terms.units:
+        each = _rows_of_units(plan, name, "train")
+        table.append(_row(name, terms.units, each))
+        for split, units in (terms.held_out.units if terms.held_out is not None else {}).items():
+            table.append(_row(f"{name}, {split}", units, there := _rows_of_units(plan, name, split)))
+            if len(there) > LIMIT * units:
+                lines.append(f"{name} has more than twice the units of {split} that it declares, and would not run")
+        if len(each) > LIMIT * terms.units:
             lines.append(f"{name} has more than twice the units that it declares, and would not train; declare more")
         elif not 0.5 <= len(each) / terms.units <= 1.5:
             share = f"{len(each) / terms.units:.0%}"
@@ -44,13 +49,17 @@ def unit_table(config: Config) -> tuple[list[Sequence[str]], list[str]]:
                 delta=terms.delta,
                 interval=1e-2,
             )
-            pays = f"{alone:.2f} and not {terms.epsilon(terms.rounds):.2f}"
+            pays = f"{alone:.2f} and not {terms.promised(steps, {}):.2f}"
             lines.append(f"{name}: if the unit were a row, the person with {max(each)} rows would pay epsilon {pays}")
     return table, lines
 
 
-def _rows_of_units(plan: Plan, client: str) -> list[int]:
-    """How many rows each unit has."""
+def _row(name: str, declared: int, each: Sequence[int]) -> Sequence[str]:
+    return name, str(declared), str(len(each)), f"{median(each):g}", str(max(each))
+
+
+def _rows_of_units(plan: Plan, client: str, split: str) -> list[int]:
+    """How many rows each unit of a split has."""
     if isinstance(plan.config.privacy.unit, Persons):
-        return list(Counter(plan.task.persons(client)).values())
-    return [1] * len(plan.task.load(client, "train"))
+        return list(Counter(plan.task.persons(client, split)).values())
+    return [1] * len(plan.task.load(client, split))

@@ -9,7 +9,7 @@ from fedtorch.tasks.copies import copy_as
 
 
 def declared(task: Task, privacy: PrivacyConfig) -> Task:
-    """The task as every rank may know it: of clients that train with the declared number of units, and no other count.
+    """The task as every rank may know it: of clients that train with declared numbers of units, and no other count.
 
     A copy whose `manifest` and `cost` say so; what it loads is what is there.
 
@@ -29,7 +29,12 @@ def declared(task: Task, privacy: PrivacyConfig) -> Task:
                 "many units it has, a public and rounded number"
             )
         else:
-            found[name] = {**(sizes if shows else {}), "train": units[name]}
+            scored = {} if privacy.eval is None else privacy.eval.units.get(name, {})
+            if lacking := [split for split in scored if not sizes.get(split)]:
+                raise ConfigError(
+                    f"privacy.eval.units.{name} names {lacking[0]!r}, of which it has no row; remove it there"
+                )
+            found[name] = {**(sizes if shows else scored), "train": units[name]}
     if unknown := [name for name in units if not found.get(name, {}).get("train")]:
         raise ConfigError(f"privacy.units names {unknown[0]!r}, which is no client with training rows")
     read = {"load": task.load, "check": task.check, "persons": task.persons}  # of the task that knows what is there

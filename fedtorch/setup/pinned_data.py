@@ -125,7 +125,10 @@ def _told(config: Config, name: str, entry: Entry) -> Entry:
     """A client's entry as others get it; of one whose rows are to be hidden what is declared."""
     if config.privacy.kind != "record" or not entry["splits"].get("train", {}).get("examples"):
         return entry
-    shown = {split: facts for split, facts in entry["splits"].items() if "scores" in config.privacy.reveal}
+    there, scores = entry["splits"], config.privacy.eval
+    shown = {split: facts for split, facts in there.items() if "scores" in config.privacy.reveal}
+    scored = {} if scores is None else scores.units.get(name, {})
+    shown |= {split: {"examples": units} for split, units in scored.items() if there.get(split, {}).get("examples")}
     return {"splits": {**shown, "train": {"examples": config.privacy.units.get(name, 1)}}}
 
 

@@ -8,7 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from fedtorch.config.schema import Config
 from fedtorch.core.client import folder_name
 from fedtorch.core.errors import ConfigError
 from fedtorch.privacy.ledger import FOLDER
@@ -16,9 +15,10 @@ from fedtorch.privacy.public_sum import Masking
 from fedtorch.privacy.record.level import RecordLevel
 from fedtorch.privacy.record.shared import SharedNoise
 from fedtorch.privacy.record.silo import Silo
-from fedtorch.privacy.record.terms import SiloTerms, noise_for
+from fedtorch.privacy.record.terms import HeldOut, Part, SiloTerms, epsilon_of_counts, noise_for
 from fedtorch.privacy.secure_sum.terms import threshold_of
-from fedtorch.privacy.settings import Persons
+from fedtorch.privacy.settings import Persons, SiloPrivacy
+from fedtorch.rounds.scoring import chooses_by
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.prepared import InFolder
 from fedtorch.train.batches import Batching
@@ -33,7 +33,7 @@ def silo_terms(plan: Plan) -> dict[str, SiloTerms]:
     Where noise is shared it is one for all silos, the largest that one of them needs.
     """
     trainings = plan.algorithm.limits.trainings
-    found = {client.name: _terms(plan.config, client.name, trainings) for client in plan.clients}
+    found = {client.name: _terms(plan, client.name, trainings) for client in plan.clients}
     if plan.config.privacy.noise_at == "local":
         return found
     pool, honest = sum(terms.units for terms in found.values()), threshold(plan) - plan.config.privacy.colluders
@@ -50,8 +50,9 @@ def threshold(plan: Plan) -> int:
     return threshold_of(secure.threshold, len(plan.topology.workers))
 
 
-def _terms(config: Config, name: str, trainings: int) -> SiloTerms:
+def _terms(plan: Plan, name: str, trainings: int) -> SiloTerms:
     """A silo's terms, with so many trainings in a round."""
+    config = plan.config
     hp, own, units = config.client_for(name), config.privacy.of_silo(name), config.privacy.units[name]
     epoch = trainings * Batching(hp.batch_size).steps_per_epoch(units)
     steps = hp.steps * trainings if hp.steps else (hp.epochs or 1) * epoch
@@ -64,13 +65,50 @@ def _terms(config: Config, name: str, trainings: int) -> SiloTerms:
             f"client.batch_size is {hp.batch_size} but privacy.units.{name} is {units}: a unit is in a batch with "
             "probability batch_size / units; set client.batch_size lower"
         )
+    held_out, rounds = _held_out(plan, name), max(1, config.rounds)
     if z is None:
+        counted = [] if held_out is None else _counted(held_out, rounds, name, own)
+        beside = [] if held_out is None or held_out.apart else counted
         assert own.epsilon is not None
-        z = noise_for(own.epsilon, silo=name, units=units, batch=hp.batch_size, steps=total, delta=own.delta)
+        sizes = {"units": units, "batch": hp.batch_size, "steps": total}
+        z = noise_for(own.epsilon, silo=name, **sizes, delta=own.delta, beside=beside)
     clip = float(config.privacy.clip)
-    return SiloTerms(
-        name, units, hp.batch_size, steps, max(1, config.rounds), z, clip, own.delta, own.max_epsilon, most
+    about = name, units, hp.batch_size, steps, rounds, z, clip, own.delta, own.max_epsilon, most
+    return SiloTerms(*about, held_out=held_out)
+
+
+def _held_out(plan: Plan, name: str) -> HeldOut | None:
+    """Terms of scores on a silo's held-out units; None: it has none."""
+    config, when = plan.config.privacy, plan.config.eval
+    if config.eval is None or not config.eval.units.get(name):
+        return None
+    return HeldOut(
+        config.eval.noise_multiplier,
+        config.eval.units[name],
+        config.eval.metrics or (chooses_by(when, plan.task),),
+        when.every if plan.config.rounds else 0,
+        when.on_start,
+        when.split,
+        when.final_split,
+        apart=config.unit == "row",
     )
+
+
+def _counted(held_out: HeldOut, rounds: int, name: str, own: SiloPrivacy) -> list[Part]:
+    """All counts of a run, which leave room for a training.
+
+    Raises:
+        ConfigError: they alone come to more than the silo's ε.
+    """
+    counts, z = held_out.counts_in(rounds, rounds), held_out.noise_multiplier
+    assert own.epsilon is not None and own.delta is not None
+    alone = epsilon_of_counts(z, counts, own.delta, apart=held_out.apart)
+    if alone >= own.epsilon:
+        raise ConfigError(
+            f"privacy.eval.noise_multiplier is {z:g}, with which scores of silo {name} come to "
+            f"epsilon {alone:.4f}, and privacy.epsilon is {own.epsilon:g}; set it higher, or eval.every"
+        )
+    return [held_out.part(count) for count in counts.values()]
 
 
 def make_record_level(plan: Plan, masking: Masking | None) -> RecordLevel:
@@ -83,17 +121,28 @@ def make_record_level(plan: Plan, masking: Masking | None) -> RecordLevel:
             return Silo(sha256(f"fedtorch simulated silo {settings.seed} {client}".encode()).digest(), None)
         return Silo.open(silos_folder(plan) / folder_name(client), str(config.folder.resolve()))
 
-    def units(client: str, examples: Sequence[Any]) -> Sequence[Sequence[int]]:
+    def units(client: str, split: str, examples: Sequence[Any]) -> Sequence[Sequence[int]]:
         if not isinstance(config.privacy.unit, Persons):
             return [(place,) for place in range(len(examples))]
-        return by_person(task.persons(client))
+        return by_person(task.persons(client, split))
 
     kept = plan.algorithm.limits.public_numbers
-    about = silo_terms(plan), config.privacy, open_silo, units, kept
+    about = silo_terms(plan), config.privacy, open_silo, units, kept, _basis(plan)
     if masking is None:
         return RecordLevel(*about)
     masking.count = len(plan.topology.workers)
     return SharedNoise(*about, masking=masking)
+
+
+def _basis(plan: Plan) -> str:
+    """What scores follow from beside trained weights and rows: the task's keys, the seed, files of base and vocabulary.
+
+    Without the digest of all data, which a rank with pinned rows does not have.
+    """
+    if plan.config.privacy.eval is None:
+        return ""
+    facts = {name: fact for name, fact in plan.task.facts().items() if name != "data"}
+    return repr((plan.config.task, plan.config.run.seed, sorted(facts.items())))
 
 
 def silos_folder(plan: Plan) -> Path:

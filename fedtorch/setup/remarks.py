@@ -72,7 +72,8 @@ def about_decay(plan: Plan, engine: Engine) -> Iterator[str]:
 def about_evaluation(plan: Plan) -> Iterator[str]:
     """Evaluations that will have no rows, and a patience that is never used up."""
     config, rounds = plan.config.eval, plan.config.rounds
-    hidden = plan.config.privacy.kind != "none" and "scores" not in plan.config.privacy.reveal
+    privacy = plan.config.privacy
+    hidden = privacy.kind != "none" and "scores" not in privacy.reveal and privacy.eval is None
     keys = ("split", "final_split") if config.every and rounds else ("final_split",)
     for key in keys:
         split = getattr(config, key)
@@ -84,8 +85,9 @@ def about_evaluation(plan: Plan) -> Iterator[str]:
             yield f"eval.{key} is {split}, of which no client has a row, so {what}; there are rows of {others}"
         elif hidden and not has_rows(plan.task, split, unowned=True):
             yield (
-                f"eval.{key} is {split}, of which only clients that train have rows, and with privacy.kind client "
-                f"their scores are not told, so {what}; keep rows without an owner, or add scores to privacy.reveal"
+                f"eval.{key} is {split}, of which only clients that train have rows, and with privacy.kind "
+                f"{privacy.kind} their scores are not told, so {what}; keep rows without an owner, or add scores to "
+                "privacy.reveal"
             )
     evaluations = -(-rounds // config.every) if config.every else 0
     if config.patience is not None and config.patience >= evaluations:

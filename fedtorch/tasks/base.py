@@ -87,8 +87,8 @@ class Task:
             "privacy.unit to row, or use data of your own"
         )
 
-    def persons(self, client: str) -> Sequence[str]:
-        """Which person each training row of the client is about, in the order of `load`; after `with_persons`."""
+    def persons(self, client: str, split: str = "train") -> Sequence[str]:
+        """Which person each row of the client's split is about, in the order of `load`; after `with_persons`."""
         raise NotImplementedError
 
     def build_model(self, seed: int) -> nn.Module:

@@ -91,9 +91,16 @@ class OwnTask(InFolder):
         # itself where it has the column already: what is cached, and what ranks have told each other, stays
         return self if self.data.person == column else replace(self, data=replace(self.data, person=column))
 
-    def persons(self, client: str) -> list[str]:
-        """Which person each training row is about."""
-        return [str(row[PERSON]) for row in self.rows(client, "train")]
+    def persons(self, client: str, split: str = "train") -> list[str]:
+        """Which person each row of a split is about.
+
+        Raises:
+            ConfigError: the split is a file without the column.
+        """
+        rows = self.rows(client, split)
+        if any(PERSON not in row for row in rows):
+            raise ConfigError(f"rows of {split} have no column {self.data.person!r}, which privacy.unit.column names")
+        return [str(row[PERSON]) for row in rows]
 
     def label_of(self, row: Mapping[str, Any]) -> Any:
         """The label of a converted row, for rules that look at labels; None where there is none."""

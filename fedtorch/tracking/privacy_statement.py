@@ -38,6 +38,14 @@ def _of_data(said: Mapping[str, Any]) -> str:
     )
 
 
+def _of_scores(silo: Mapping[str, Any]) -> str:
+    """Scores of a silo's own held-out units, which have noise too."""
+    if not (held_out := silo.get("held_out")):
+        return ""
+    counts = sum(held_out["counts"].values())
+    return f", {counts} scores of its held-out units with noise of {held_out['noise_multiplier']:.6g} units"
+
+
 def _of_records(said: Mapping[str, Any]) -> str:
     """Silo by silo: a unit is protected by its own silo's noise, whatever the others do."""
     outside = f"Outside the guarantee: {'; '.join(said['outside'])}"
@@ -52,7 +60,7 @@ def _of_records(said: Mapping[str, Any]) -> str:
         return f"simulated: nothing is promised, as everybody can compute the noise ({how}). {outside}"
     silos = "; ".join(
         f"{name}: epsilon {each['epsilon']:.4f} at delta {each['delta']:g} ({each['steps']} steps, rate "
-        f"{each['rate']:.6g}, noise multiplier {each['noise_multiplier']:.6g})"
+        f"{each['rate']:.6g}, noise multiplier {each['noise_multiplier']:.6g}{_of_scores(each)})"
         for name, each in said["silos"].items()
     )
     return (

@@ -55,6 +55,8 @@ class Engine(InitialVectors):
     """The ranks that train the same clients together, after `join`; None: this one is alone."""
     owners: ParameterOwners | None
     """Which of them computes which parameters; None: every rank computes all."""
+    unit_ways: dict[tuple[str, str], tuple[str, str | None]]
+    """(`privacy.per_unit`, client) -> how gradients of its units are taken, once `UnitGradients` has tried it."""
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class Engine(InitialVectors):
         self._optimizer: torch.optim.Optimizer | None = None
         self._schedule: torch.optim.lr_scheduler.LRScheduler | None = None
         self._max_grad_norm: float | None = None
-        self.worker, self.owners = None, None
+        self.worker, self.owners, self.unit_ways = None, None, {}
         self._copier = PinnedCopier(device)
 
     def _lay_out(self, partition: Partition, place: torch.device) -> None:

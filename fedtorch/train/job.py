@@ -21,7 +21,7 @@ from fedtorch.train.batches import Batching, SplitBatch, StepPlan
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.lengths import Lengths
 from fedtorch.train.loop import LossCurve, Step, train
-from fedtorch.train.noised import noised_sum, train_noised
+from fedtorch.train.noised import NoisedTraining, noised_sum, train_noised
 from fedtorch.train.outgoing import Outgoing
 from fedtorch.train.settings import ClientConfig
 
@@ -221,32 +221,12 @@ class ClientJob:
         before_step: GradientHook | None,
     ) -> LossCurve:
         """As many noised steps as were planned; or one sum, which then waits to be sent."""
+        training = NoisedTraining(self.engine, self.task, silo, self.client.name, purpose, facts, start, self.parts)
         if silo.sends_sum:
-            self.sum, curve = noised_sum(
-                self.engine,
-                self.task,
-                silo,
-                client=self.client.name,
-                purpose=purpose,
-                facts=facts,
-                start=start,
-                parts=self.parts,
-            )
+            self.sum, curve = noised_sum(training)
             self.on_step(1)
             return curve
-        return train_noised(
-            self.engine,
-            self.task,
-            silo,
-            plans,
-            client=self.client.name,
-            purpose=purpose,
-            facts=facts,
-            start=start,
-            parts=self.parts,
-            before_step=before_step,
-            after_step=self.on_step,
-        )
+        return train_noised(training, plans, before_step=before_step, after_step=self.on_step)
 
     def _facts(self, weights: Tensor, hp: ClientConfig, planned: int, run_steps: int) -> list[bytes | memoryview]:
         """All that a noised training begins with: what was received, kept and set."""

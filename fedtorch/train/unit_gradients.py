@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +26,6 @@ Unit = Sequence[Any]
 """Examples of one unit."""
 Chunk = tuple[Tensor, Tensor]
 """Gradients, (units, numbers), and losses, (units,), of some units; on the engine's device."""
-
-
-_TRIED: WeakKeyDictionary[Engine, dict[tuple[str, str], tuple[str, str | None]]] = WeakKeyDictionary()
 
 
 class HasLoss(Protocol):
@@ -72,8 +68,7 @@ class UnitGradients:
         self._loss = _Loss(engine.module, task)
         # names as the wrapped module has them; the engine itself stands for its parameters
         self._names = [f"model.{name}" for name in engine.trained_names]
-        found = _TRIED.setdefault(engine, {}) if how != LOOP and client is not None else {}
-        self._found: dict[tuple[str, str], tuple[str, str | None]] = found
+        self._found = engine.unit_ways if how != LOOP and client is not None else {}
         self._key = how, client or ""
         self.how, self._masks = self._found.get(self._key, (how, None))
 
@@ -148,7 +143,9 @@ class UnitGradients:
         with engine.autocast(), _eager(engine.module):
             each = vmap(grad_and_value(of_unit), in_dims=(None, 0, 0), randomness="different")
             found, losses = each(weights, batch, shares)
-        flat = torch.cat([found[name].detach().reshape(len(units), -1).float() for name in self._names], dim=1)
+        flat = torch.empty(len(units), self.size, device=engine.device)
+        for name, place in zip(self._names, self._places(), strict=True):
+            flat[:, place] = found.pop(name).detach().reshape(len(units), -1)  # so that no two copies of all are there
         return flat, losses.detach()
 
     def _try(self, units: Sequence[Unit]) -> None:

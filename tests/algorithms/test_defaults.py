@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from fedtorch.algorithms.adapters.hetlora import HetLoRA
+from fedtorch.algorithms.adapters.ranks import FlexLoRA
+from fedtorch.algorithms.adapters.stacks import FLoRA
 from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.ditto import Ditto
+from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg, FedOpt
 from fedtorch.algorithms.feddyn import FedDyn
+from fedtorch.algorithms.fednova import FedNova
 from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
-from fedtorch.algorithms.sums import why_not_private
+from fedtorch.algorithms.scaffold import Scaffold
+from fedtorch.algorithms.sums import why_not_private, why_not_record
 from fedtorch.config.registry import named_class
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
@@ -138,6 +145,17 @@ def test_whose_step_is_the_optimisers() -> None:
         assert limits_of(name).steps_with_optimizer, name
     for name in ("hetlora", "flora"):
         assert not limits_of(name).steps_with_optimizer, name
+
+
+@pytest.mark.parametrize("rule", [Ditto, FedAssistant, FedDyn, FedNova, Local, Scaffold, FlexLoRA, HetLoRA, FLoRA])
+def test_who_says_himself_what_clients_do_is_not_vouched_for(rule: type[Algorithm]) -> None:
+    """A subclass from elsewhere may look at rows, whatever its base promises of itself."""
+    named = type("Named", (rule,), {})
+    own = type("Own", (rule,), {"client_update": lambda self, job: None})
+    options = {"weights": "equal"} if "weights" in {f.name for f in fields(rule)} else {}  # type: ignore[arg-type]
+    assert why_not_record(rule(**options)) == why_not_record(named(**options)) == ""
+    assert own(**options).limits.why_not_record is None
+    assert "trains clients in a way of its own" in why_not_record(own(**options))
 
 
 def test_a_client_with_private_numbers_or_a_model_of_its_own_keeps_something() -> None:

@@ -61,7 +61,7 @@ class HetLoRA(UnlikeRanks):
         """It weighs by what clients have learned."""
         found = super().limits
         # norms are of noised factors, where steps are noised
-        why_not = None if found.why_not_record is None else ""
+        why_not = "" if self.trains_as(HetLoRA) else None
         return replace(found, weighting=NORM, why_not_record=why_not, public_numbers=(NORM, RANK))
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:

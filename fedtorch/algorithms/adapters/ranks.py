@@ -21,7 +21,6 @@ from fedtorch.algorithms.base import Updates, Way
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.limits import Limits, why_not_weighed
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.overrides import definer
 from fedtorch.core.places import Places
 from fedtorch.core.ranges import Count
 from fedtorch.core.scores import AGGREGATION_ERROR
@@ -52,11 +51,9 @@ class UnlikeRanks(FedAvg):
     @property
     def limits(self) -> Limits:
         """Scales are set in the module, which DeepSpeed takes apart; clients send factors of unlike places."""
-        base = definer(type(self), "client_update")
-        ours = base is not None and base.__module__.startswith("fedtorch.")
         return replace(
             super().limits,
-            why_not_record=why_not_weighed(self.weights) if ours else None,
+            why_not_record=why_not_weighed(self.weights) if self.trains_as(UnlikeRanks) else None,
             public_numbers=(NORM,),
             engines=("torch",),
             why_not_deepspeed="sets ranks and scales in the module for every client",

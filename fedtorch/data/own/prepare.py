@@ -19,6 +19,7 @@ from fedtorch.core.files import hash_file
 from fedtorch.data.folder import write_client, write_manifest
 from fedtorch.data.own.keys import SPLITS, Hub, OwnData, SplitRule
 from fedtorch.data.own.partition import deal
+from fedtorch.data.own.persons import OfPersons
 from fedtorch.data.own.row_ids import row_ids
 from fedtorch.data.own.row_store import Ints, LabelOf, RowStore, StoredRows
 from fedtorch.data.own.rows import ID, Form, is_file, read_rows
@@ -252,7 +253,11 @@ def _elsewhere_rows(
     """
     store, by = RowStore(scratch, form, label_of), data.clients.by
     with open_tables(text, scratch, data.text_form) as tables:
-        rule = data.alone(text)
+        rule, form = data.alone(text), form
+        if data.person in column_names(tables):
+            rule = replace(rule, person=data.person)
+        elif isinstance(form, OfPersons):  # nobody's rows may do without
+            form = form.form
         if by == "file":
             is_dealt = {table.owner for table in tables} <= set(clients)
         elif is_dealt := by is not None and by in column_names(tables):

@@ -6,13 +6,12 @@ holds against the server and the other silos, and whatever they do. Abadi et al.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from fedtorch.core.errors import ConfigError, UpdateError
@@ -20,14 +19,18 @@ from fedtorch.core.mechanism import Mechanism, RoundFacts
 from fedtorch.core.server import ServerState
 from fedtorch.core.silo_work import SiloWork
 from fedtorch.core.update import Report
-from fedtorch.privacy.record.silo import Silo
+from fedtorch.privacy.record.held_out import counts_of, noised_count, numbers_of
+from fedtorch.privacy.record.row_digests import bytes_of, digest_of_rows
+from fedtorch.privacy.record.silo import Silo, Training, parts_of
 from fedtorch.privacy.record.steps import LIMIT, NoisedSteps, Place
-from fedtorch.privacy.record.terms import RELATION, SiloTerms, epsilon_of
+from fedtorch.privacy.record.terms import RELATION, Part, SiloTerms, epsilon_of
 from fedtorch.privacy.settings import Persons, PrivacyConfig
+
+log = logging.getLogger(__name__)
 
 STEPS = "noised_steps"
 """The number of a report that counts all of the silo's steps in this run that have left, those of repetitions too."""
-_OF_SILO = "privacy/steps/"
+_OF_SILO, _OF_SPLIT = "privacy/steps/", "privacy/counts/"
 OUTSIDE = (
     "vocabularies, tokenizers, label sets, clusters and partitions that were fitted to rows",
     "which silos take part, whether their training failed, and how long their rounds take",
@@ -37,8 +40,8 @@ OUTSIDE = (
 REVEALED = "silos' scores, and the choice of the best round by them (privacy.reveal)"
 
 
-Units = Callable[[str, Sequence[Any]], Sequence[Sequence[int]]]
-"""units(client, examples): of each unit its places among the client's training rows."""
+Units = Callable[[str, str, Sequence[Any]], Sequence[Sequence[int]]]
+"""units(client, split, examples): of each unit its places among the client's rows of the split."""
 
 
 class RecordLevel(Mechanism):
@@ -56,11 +59,14 @@ class RecordLevel(Mechanism):
         open_silo: Callable[[str], Silo],
         units: Units,
         kept: Sequence[str] = (),
+        basis: str = "",
     ) -> None:
         """open_silo: the files of a client that trains here. units: whose its rows are.
 
-        kept: names of further numbers of reports that follow from noised steps and public numbers alone.
+        kept: names of further numbers of reports that follow from noised steps and public numbers alone. basis: all
+        that scores follow from beside weights and rows, such as the base of an adapter.
         """
+        self._basis = basis.encode()
         self.terms, self.settings, self._kept = dict(terms), settings, frozenset(kept)
         self.shows_losses = False
         self.shows_scores = "scores" in settings.reveal
@@ -89,20 +95,21 @@ class RecordLevel(Mechanism):
         silo, terms = self.silo(client), self.terms[client]
         if terms.max_epsilon is None:
             return ""
-        paid = sum(one.steps for one in silo.trainings() if (one.run, one.round) == (silo.run, round))
-        return self._too_much(client, max(0, terms.steps - paid))
+        known = silo.trainings()
+        paid = sum(one.steps for one in known if (one.run, one.round, one.split) == (silo.run, round, ""))
+        return self._above(client, known, "another round", terms.part(max(0, terms.steps - paid)), "it rests")
 
-    def _too_much(self, client: str, steps: int) -> str:
-        """Why so many steps more are too many; empty: they are not."""
-        silo, terms = self.silo(client), self.terms[client]
+    def _above(self, client: str, known: Iterable[Training], what: str, part: Part, so: str) -> str:
+        """Why one release more than is known would be above the limit; empty: it is not."""
+        terms = self.terms[client]
         if terms.max_epsilon is None:
             return ""
-        needed = epsilon_of([*silo.parts(), terms.part(steps)], terms.delta)
+        needed = epsilon_of([*parts_of(known), part], terms.delta)
         if needed <= terms.max_epsilon:
             return ""
         return (
-            f"another round would come to epsilon {needed:.4f} of its rows, above privacy.max_epsilon "
-            f"{terms.max_epsilon:g}; it rests"
+            f"{what} would come to epsilon {needed:.4f} of its rows, above privacy.max_epsilon "
+            f"{terms.max_epsilon:g}; {so}"
         )
 
     def work(self, client: str, round: int, examples: Sequence[Any], cohort: Sequence[str]) -> SiloWork:
@@ -114,7 +121,7 @@ class RecordLevel(Mechanism):
         The next attempt at a training raises UpdateError where its steps would pass `max_epsilon`.
         """
         silo, terms, settings = self.silo(client), self.terms[client], self.settings
-        units = self._units(client, examples)
+        units = self._units(client, "train", examples)
         if len(units) > LIMIT * terms.units:
             raise ConfigError(too_many(client, len(units), terms.units))
         if client not in self._digests:
@@ -123,7 +130,8 @@ class RecordLevel(Mechanism):
 
         def begin(purpose: str, facts: Iterable[bytes | memoryview]) -> NoisedSteps:
             steps = NoisedSteps(silo, terms, Place(round, purpose), settings.noise, [*about, *facts])
-            if steps.is_new_attempt and (why := self._too_much(client, terms.steps)):
+            known, part = silo.trainings(), terms.part(terms.steps)
+            if steps.is_new_attempt and (why := self._above(client, known, "another round", part, "it rests")):
                 raise UpdateError(f"the round is to be trained again, but {why}")
             return steps
 
@@ -148,13 +156,65 @@ class RecordLevel(Mechanism):
         """Its status, the update's norm, which is that of noised numbers, steps, and the declared number of units."""
         kept = {name: report.extra[name] for name in self._kept & report.extra.keys()}
         if (silo := self._silos.get(report.client)) is not None:
-            kept[STEPS] = float(sum(steps for *_, steps in silo.parts(silo.run)))
+            kept[STEPS] = float(sum(steps for *_, steps in parts_of(silo.trained(silo.run))))
         found = Report(report.client, report.status, norm=report.norm, max_abs=report.max_abs, extra=kept)
         if report.status != "ok":
             return found
         return replace(found, examples=self.terms[report.client].units, steps=report.steps)
 
+    # --- where a client is evaluated
+
+    def counts(self, client: str, split: str) -> bool:
+        """Has it declared units of the split?"""
+        terms = self.terms.get(client)
+        return terms is not None and terms.held_out is not None and split in terms.held_out.units
+
+    def counted(
+        self, client: str, round: int, split: str, rows: Mapping[str, Sequence[float]], about: Sequence[Any]
+    ) -> dict[str, tuple[float, int]]:
+        """Noised sums over the declared number of units; none of a metric that would pass `max_epsilon`.
+
+        Raises:
+            ConfigError: it has more units than its declared number allows.
+        """
+        silo, terms, settings = self.silo(client), self.terms[client], self.settings
+        assert terms.held_out is not None
+        examples, *weights = about
+        units, declared = self._units(client, split, examples), terms.held_out.units[split]
+        if len(units) > LIMIT * declared:
+            raise ConfigError(too_many(client, len(units), declared, f"privacy.eval.units.{client}.{split}"))
+        facts = [digest_of_rows(examples, units), self._basis, *bytes_of(weights)]
+        found = {}
+        for metric in terms.held_out.metrics:
+            numbers = numbers_of(rows.get(metric, ()), units)
+            total, line = noised_count(
+                silo, terms, numbers, round=round, split=split, metric=metric, noise=settings.noise, facts=facts
+            )
+            known, part = silo.trainings(), terms.held_out.part(1)
+            is_new = all(one.end != line.end for one in known)
+            if is_new and (why := self._above(client, known, f"the score {metric} of {split}", part, "it is not told")):
+                log.warning("round %d: client %s: %s", round, client, why)
+                continue
+            silo.enter(line)
+            found[metric] = (total, declared)
+        return found
+
+    def told(self, client: str) -> Mapping[str, float]:
+        """How many counts have left it in this run, by split."""
+        if client not in self._silos:
+            return {}
+        silo = self._silos[client]
+        counts = counts_of(one for one in silo.trainings() if one.run == silo.run)
+        return {_OF_SPLIT + split: float(count) for split, count in counts.items()}
+
     # --- on the server
+
+    def heard(self, client: str, numbers: Mapping[str, float], server: ServerState) -> None:
+        """Take the silo's counts over, and keep them in the server's state."""
+        for name, number in numbers.items():
+            if name.startswith(_OF_SPLIT):
+                key = f"{name}/{client}"
+                server.numbers[key] = max(int(server.numbers.get(key, 0)), int(number))
 
     def release(self, round: int, total: Tensor, server: ServerState, places: Any) -> Tensor | None:
         """As it is: every update is private alone."""
@@ -167,7 +227,7 @@ class RecordLevel(Mechanism):
         figures = dict(facts.figures)
         shown = [("", "simulated privacy")]
         if not self.settings.simulate and self._taken:
-            spent = {name: self._epsilon(name) for name in self._taken}
+            spent = {name: self._epsilon(name, server) for name in self._taken}
             figures |= {f"privacy/epsilon/{name}": value for name, value in spent.items()}
             shown = [("largest ε", f"{max(spent.values()):.4f}")]
         ok = [report for report in facts.reports or () if report.status == "ok"]
@@ -182,8 +242,11 @@ class RecordLevel(Mechanism):
         said: dict[str, Any] = {"kind": "record", "simulated": config.simulate}
         silos = {}
         for name, terms in self.terms.items():
-            told = {} if config.simulate else {"epsilon": self._epsilon(name), "steps": self._taken[name]}
-            silos[name] = {**terms.record(), **told}
+            silos[name] = terms.record()
+            if not config.simulate:
+                silos[name] |= {"epsilon": self._epsilon(name, server), "steps": self._taken[name]}
+            if not config.simulate and terms.held_out is not None:
+                silos[name]["held_out"]["counts"] = self._counts_of(name, server)
         unit = config.unit
         return said | {
             "unit": "row" if unit == "row" else f"person (column {unit.column}, {unit.max_rows} rows at most)",
@@ -207,43 +270,21 @@ class RecordLevel(Mechanism):
                 self._taken[report.client] = max(self._taken.get(report.client, 0), int(report.extra[STEPS]))
         server.numbers.update({_OF_SILO + name: steps for name, steps in self._taken.items()})
 
-    def _epsilon(self, name: str) -> float:
-        terms = self.terms[name]
-        return epsilon_of([terms.part(self._taken[name])], terms.delta)
+    def _epsilon(self, name: str, server: ServerState) -> float:
+        return self.terms[name].promised(self._taken[name], self._counts_of(name, server))
+
+    def _counts_of(self, name: str, server: ServerState) -> dict[str, int]:
+        """Split -> noised counts of the silo in this run."""
+        held_out = self.terms[name].held_out
+        splits = () if held_out is None else held_out.units
+        found = {split: int(server.numbers.get(f"{_OF_SPLIT}{split}/{name}", 0)) for split in splits}
+        return {split: count for split, count in found.items() if count}
 
 
-def too_many(client: str, there: int, declared: int) -> str:
+def too_many(client: str, there: int, declared: int, key: str = "") -> str:
     """Say at the silo, and nowhere else, that it has more units than its sums are made for."""
+    declares = key or "privacy.units"
     return (
-        f"client {client} has {there} units, and privacy.units declares {declared}; sums are exact for {LIMIT} times "
-        f"these at most: set privacy.units.{client} to about {there}"
+        f"client {client} has {there} units, and {declares} declares {declared}; sums are exact for {LIMIT} times "
+        f"these at most: set {key or f'privacy.units.{client}'} to about {there}"
     )
-
-
-def digest_of_rows(examples: Sequence[Any], units: Sequence[Sequence[int]]) -> bytes:
-    """Digest all that a silo trains on, and whose it is."""
-    hasher = hashlib.blake2b()
-    for part in (*_bytes_of(list(examples)), repr([list(unit) for unit in units]).encode()):
-        hasher.update(len(part).to_bytes(8, "big"))
-        hasher.update(part)
-    return hasher.digest()
-
-
-def _bytes_of(value: Any) -> Iterator[bytes | memoryview]:
-    """All that a row has, in one order."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray):
-        yield from (str((value.dtype, value.shape)).encode(), np.ascontiguousarray(value).view(np.uint8).data)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for known in fields(value):
-            yield from _bytes_of(getattr(value, known.name))
-    elif isinstance(value, Mapping):
-        for key in sorted(value, key=repr):
-            yield from (repr(key).encode(), *_bytes_of(value[key]))
-    elif isinstance(value, list | tuple) and any(not isinstance(each, int | str) for each in value):
-        yield repr((type(value).__name__, len(value))).encode()
-        for each in value:
-            yield from _bytes_of(each)
-    else:
-        yield repr(value).encode()

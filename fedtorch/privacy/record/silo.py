@@ -1,8 +1,9 @@
 """A silo's key and its ledger: two files for its owner alone, in a folder of the silo's, which no other rank reads.
 
 `key` has 32 random bytes, made when it is first asked for. `ledger.jsonl` has a line for each training whose noised
-steps were about to leave, of whatever run; it is on the disk before they do. The key belongs to the data and not to a
-run, for one that does the same from the same start then comes to the same bits, which are no further release.
+steps were about to leave, and for each noised score, of whatever run; it is on the disk before they do. The key belongs
+to the data and not to a run, for one that does the same from the same start then comes to the same bits, which are no
+further release.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.core.errors import CheckpointError
-from fedtorch.privacy.owner_files import append_own, read_own, whole_lines
+from fedtorch.privacy.accounting import added_up
+from fedtorch.privacy.owner_files import append_own, read_own, whole_lines, write_own
 from fedtorch.privacy.record.terms import Part
 from fedtorch.privacy.release import counted
 from fedtorch.privacy.stream import KEY_BYTES
@@ -33,7 +34,10 @@ _RESTORE = (
 
 @dataclass(frozen=True)
 class Training:
-    """Noised steps of one training that has left the silo, or was about to; or, with no steps, the next attempt's."""
+    """Noised steps of one training that has left the silo, or was about to; or, with no steps, the next attempt's.
+
+    Or one noised count over units of `split`, a step of the rate 1; then `purpose` is what was counted.
+    """
 
     run: str
     """name of the run's folder, for people"""
@@ -55,6 +59,8 @@ class Training:
     """z"""
     delta: float
     """δ of the run"""
+    split: str = ""
+    """whose units were counted; empty: it is a training"""
 
     @classmethod
     def of(cls, line: dict[str, Any]) -> Training:
@@ -69,7 +75,7 @@ class Training:
             raise ValueError("no account")
         if not isinstance(found.delta, float) or not 0 < found.delta < 1:
             raise ValueError("no delta")
-        if not all(isinstance(text, str) for text in (found.run, found.purpose, found.start, found.end)):
+        if not all(isinstance(text, str) for text in (found.run, found.purpose, found.start, found.end, found.split)):
             raise TypeError("no text")
         for number in (found.round, found.attempt, found.steps):
             counted(number)
@@ -79,6 +85,10 @@ class Training:
     def is_open(self) -> bool:
         """Has nothing left under it?"""
         return not self.end
+
+    def line(self) -> dict[str, Any]:
+        """As it is written; of a training as it was when there were no counts."""
+        return {name: value for name, value in asdict(self).items() if name != "split" or value}
 
 
 class Silo:
@@ -103,7 +113,7 @@ class Silo:
             with _locked(folder):
                 if not key.exists() and not ledger.exists():
                     append_own(ledger, [{"form": _FORM}])
-                    _write_key(key)
+                    write_own(key, os.urandom(KEY_BYTES))
         except OSError as error:
             why = f"{folder} cannot be written ({error}); free some space, or set privacy.ledger"
             raise CheckpointError(why) from error
@@ -133,6 +143,10 @@ class Silo:
                 raise CheckpointError(f"{path} lacks lines that it had when this run began; {_RESTORE}")
             self._size = size
         return self._known
+
+    def trained(self, run: str) -> list[Training]:
+        """All trainings of a run, and no counts."""
+        return [one for one in self.trainings() if one.run == run and not one.split]
 
     def parts(self, run: str | None = None) -> list[Part]:
         """All released steps for the account; run: of that alone."""
@@ -168,7 +182,7 @@ class Silo:
         assert self.folder is not None
         path = self.folder / LEDGER
         try:
-            append_own(path, [asdict(training)])
+            append_own(path, [training.line()])
         except OSError as error:
             raise CheckpointError(
                 f"{path} cannot be written ({error}), so the update stays here; free some space and start the run again"
@@ -179,10 +193,8 @@ class Silo:
 
 def parts_of(trainings: Iterable[Training]) -> list[Part]:
     """Released steps for the account; the same training, done again, counts once."""
-    alike = Counter[tuple[float, float]]()
-    for one in {(one.start, one.attempt, one.end): one for one in trainings}.values():
-        alike[one.rate, one.noise_multiplier] += one.steps
-    return [(rate, z, steps) for (rate, z), steps in alike.items()]
+    each = {(one.start, one.attempt, one.end): one for one in trainings}.values()
+    return added_up((one.rate, one.noise_multiplier, one.steps) for one in each)
 
 
 def read_ledger(path: Path) -> list[Training]:
@@ -198,14 +210,6 @@ def read_ledger(path: Path) -> list[Training]:
         return [Training.of(line) for line in lines]
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged; {_RESTORE}") from error
-
-
-def _write_key(path: Path) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(os.urandom(KEY_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextmanager

@@ -10,8 +10,6 @@ and noise is never put on two sums.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from torch import Tensor
 
 from fedtorch.core.norms import CHUNK, norm_and_max
 from fedtorch.privacy.clip import MARGIN
+from fedtorch.privacy.digests import keyed_digest
 from fedtorch.privacy.noise import ADD
 from fedtorch.privacy.record.silo import Silo, Training
 from fedtorch.privacy.record.terms import SiloTerms
@@ -48,7 +47,7 @@ class NoisedSteps:
         """noise: as `privacy.noise`. facts: all that the training begins with, in an order that is always the same."""
         self._silo, self._terms, self._place, self._noise = silo, terms, place, noise
         self._digest_key = derived(silo.key, "record digest")
-        self._start = self._last = self._digest(facts)
+        self._start = self._last = keyed_digest(self._digest_key, facts)
         self._attempt = silo.attempt(self._start)
         self._step = 0
 
@@ -67,9 +66,9 @@ class NoisedSteps:
         """Which of so many units are in the next step's batch, each by itself with probability q; often none."""
         return list(chosen(self._stream("batch"), units, self._terms.rate))
 
-    def coins(self, purpose: str = "coins") -> int:
+    def coins(self) -> int:
         """A seed of 63 bits for all that is drawn in the next step beside batch and noise: dropout, masked words."""
-        return int(self._stream(purpose).integers(1)[0] >> np.uint64(1))
+        return int(self._stream("coins").integers(1)[0] >> np.uint64(1))
 
     def rows(self, unit: int, rows: int, most: int) -> list[int]:
         """Which of a person's rows count in the next step: `most` of them, ascending; all where there are no more."""
@@ -87,7 +86,7 @@ class NoisedSteps:
 
         Where noise is shared it is this silo's part of the sum, whole numbers times 2^-e, which nothing divides yet.
         """
-        self._last = self._digest([self._last.encode(), total.view(np.uint8).data])
+        self._last = keyed_digest(self._digest_key, [self._last.encode(), total.view(np.uint8).data])
         terms, exponent = self._terms, self.exponent
         ADD[self._noise](total, terms.deviation, self._stream("noise"))
         self._step += 1
@@ -121,13 +120,6 @@ class NoisedSteps:
     def _stream(self, purpose: str) -> Stream:
         about = f"record {purpose}/{self._place.purpose}/{self._step}/{self._last}"
         return Stream(derived(self._silo.key, about, self._place.round, self._attempt))
-
-    def _digest(self, parts: Iterable[bytes | memoryview]) -> str:
-        hasher = hmac.new(self._digest_key, digestmod=hashlib.blake2b)
-        for part in parts:
-            hasher.update(len(part).to_bytes(8, "big"))
-            hasher.update(part)
-        return hasher.hexdigest()[:64]
 
 
 def add_bounded(total: npt.NDArray[np.float64], gradient: Tensor, clip: float, exponent: int) -> float:

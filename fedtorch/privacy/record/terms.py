@@ -4,18 +4,63 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.privacy.accounting import INTERVAL, least_noise, total_epsilon
+from fedtorch.privacy.accounting import INTERVAL, added_up, least_noise, total_epsilon
 from fedtorch.privacy.clip import exponent_of
 
 RELATION = "add or remove one unit of one silo"
 Part = tuple[float, float, int]
 """(q, z, steps) of some noised steps."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Terms of the noised counts over a silo's held-out units, and when a run makes them."""
+
+    noise_multiplier: float
+    """z of a count, whose sensitivity is 1"""
+    units: Mapping[str, int]
+    """split -> units, as declared"""
+    metrics: tuple[str, ...]
+    """names of the numbers that are counted; each is a count of every evaluation"""
+    every: int
+    """rounds between evaluations; 0: none during training"""
+    on_start: bool
+    """is there one before the first round?"""
+    split: str
+    """evaluated during training"""
+    final_split: str
+    """evaluated at the end"""
+    apart: bool
+    """is a unit of a split in no other split and in no training of the run? So it is with rows, not with persons"""
+
+    def part(self, counts: int) -> Part:
+        """So many counts, for the account: each is of all units."""
+        return 1.0, self.noise_multiplier, counts
+
+    def counts_in(self, rounds: int, last: int) -> dict[str, int]:
+        """Split -> counts in so many rounds of a run of `last`, those at its end with the last round."""
+        is_over = rounds >= last
+        during = int(self.on_start)
+        if self.every:
+            during += rounds // self.every + (is_over and rounds % self.every > 0)
+        found = Counter({self.split: during})
+        found[self.final_split] += is_over
+        return {split: count * len(self.metrics) for split, count in found.items() if count and split in self.units}
+
+    def record(self) -> dict[str, Any]:
+        """For results.json."""
+        return {
+            "units": dict(self.units),
+            "metrics": list(self.metrics),
+            "noise_multiplier": self.noise_multiplier,
+            "apart": self.apart,
+        }
 
 
 @dataclass(frozen=True)
@@ -46,6 +91,8 @@ class SiloTerms:
     """where noise is shared: units of all silos together, whose sum is one; None: each silo's sums are its own"""
     honest: int = 1
     """where noise is shared: so many shares of it are surely in a sum that is opened"""
+    held_out: HeldOut | None = field(default=None, repr=False)  # of no training, whose digests have this text in them
+    """of scores on rows of its own; None: it has none"""
 
     @property
     def rate(self) -> float:
@@ -72,16 +119,36 @@ class SiloTerms:
         most = rounds * self.steps
         return most if self.most_steps is None else min(most, self.most_steps)
 
+    def counts_in(self, rounds: int) -> dict[str, int]:
+        """Split -> noised counts of held-out units in so many rounds."""
+        return {} if self.held_out is None else self.held_out.counts_in(rounds, self.rounds)
+
+    def parts(self, steps: int, counts: Mapping[str, int]) -> list[Part]:
+        """Steps, and counts by split, for the account of a unit that may be in all of them."""
+        held_out = self.held_out
+        return [self.part(steps), *([] if held_out is None else map(held_out.part, counts.values()))]
+
+    def promised(self, steps: int, counts: Mapping[str, int]) -> float:
+        """ε of one run's steps and counts: where a row is trained on or in one split, the largest of them."""
+        if self.held_out is None or not self.held_out.apart:
+            return epsilon_of(self.parts(steps, counts), self.delta)
+        scored = epsilon_of_counts(self.held_out.noise_multiplier, counts, self.delta, apart=True)
+        return max(epsilon_of([self.part(steps)], self.delta), scored)
+
     def epsilon(self, rounds: int) -> float:
-        """ε of so many rounds, each trained once."""
-        return epsilon_of([self.part(self.steps_in(rounds))], self.delta)
+        """ε of so many rounds, each trained once, with the evaluations among them."""
+        return self.promised(self.steps_in(rounds), self.counts_in(rounds))
+
+    def all_parts(self, rounds: int) -> list[Part]:
+        """All releases of so many rounds, as a ledger adds them up, in which rows may have been dealt anew."""
+        return self.parts(self.steps_in(rounds), self.counts_in(rounds))
 
     def rounds_within(self, limit: float) -> int:
-        """How many of the run's rounds stay within ε, with nothing released before."""
+        """How many of the run's rounds stay within ε by the silo's ledger, with nothing released before."""
         low, high = -1, self.rounds + 1
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.epsilon(middle) <= limit else (low, middle)
+            low, high = (middle, high) if epsilon_of(self.all_parts(middle), self.delta) <= limit else (low, middle)
         return low
 
     def record(self) -> dict[str, Any]:
@@ -92,27 +159,33 @@ class SiloTerms:
             "steps_per_round": self.steps,
             "noise_multiplier": self.noise_multiplier,
             "delta": self.delta,
+            **({} if self.held_out is None else {"held_out": self.held_out.record()}),
         }
 
 
-def noise_for(epsilon: float, *, silo: str, units: int, batch: int, steps: int, delta: float) -> float:
-    """The least noise multiplier with which a silo's steps stay within ε.
+def noise_for(
+    epsilon: float, *, silo: str, units: int, batch: int, steps: int, delta: float, beside: Sequence[Part] = ()
+) -> float:
+    """The least noise multiplier with which a silo's steps, and what else is on the same units, stay within ε.
 
     Raises:
         ConfigError: none up to 1000 does.
     """
     try:
-        return least_noise(epsilon, batch / units, max(1, steps), delta)
+        return least_noise(epsilon, batch / units, max(1, steps), delta, beside)
     except ConfigError as error:
         raise ConfigError(f"silo {silo}: {error}") from None
 
 
 def epsilon_of(parts: Iterable[Part], delta: float) -> float:
     """ε of steps of several kinds on the same units: one silo's, or those of all silos that have a person's rows."""
-    alike: Counter[tuple[float, float]] = Counter()
-    for rate, z, steps in parts:
-        alike[rate, z] += steps
-    return _epsilon(tuple((rate, z, steps) for (rate, z), steps in sorted(alike.items()) if steps), delta)
+    return _epsilon(tuple(sorted(added_up(parts))), delta)
+
+
+def epsilon_of_counts(z: float, counts: Mapping[str, int], delta: float, *, apart: bool) -> float:
+    """ε of noised counts by split; apart: a unit is in one split alone, so the split with the most counts decides."""
+    count = max(counts.values(), default=0) if apart else sum(counts.values())
+    return epsilon_of([(1.0, z, count)], delta)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -143,4 +216,5 @@ def epsilon_of_rows(
 
 def together(silos: Sequence[SiloTerms], rounds: int) -> float:
     """ε of a person whose rows are in several silos, at the least of their δ: their losses are composed."""
-    return epsilon_of([terms.part(terms.steps_in(rounds)) for terms in silos], min(terms.delta for terms in silos))
+    parts = [part for terms in silos for part in terms.all_parts(rounds)]
+    return epsilon_of(parts, min(terms.delta for terms in silos))

@@ -16,6 +16,7 @@ from fedtorch.setup.rules import (
     clients,
     engine,
     evaluation,
+    noised_scores,
     privacy,
     record,
     references,
@@ -38,6 +39,7 @@ SUBJECTS: tuple[Subject, ...] = (
     privacy.SUBJECT,
     record.ALWAYS,
     record.SUBJECT,
+    noised_scores.SUBJECT,
     sums.CLIP,
     sums.PUBLIC,
     sums.PREVIOUS,
@@ -72,7 +74,7 @@ def check_promise(plan: Plan) -> None:
     Raises:
         ConfigError: of the first rule that is broken.
     """
-    check_plan(plan, (privacy.SHARED, privacy.SUBJECT, record.SUBJECT, sums.CLIP, sums.PUBLIC))
+    check_plan(plan, (privacy.SHARED, privacy.SUBJECT, record.SUBJECT, noised_scores.SUBJECT, sums.CLIP, sums.PUBLIC))
 
 
 def check_module(config: Config, module: nn.Module) -> None:

@@ -109,7 +109,8 @@ def nobody_is_evaluated(plan: Plan) -> None:
         if value != plain:
             raise ConfigError(f"{why(plan)}eval.{key} is {str(value).lower()}, {shows}")
     if config.patience is not None and not any(
-        sizes.get(config.split) and not sizes.get("train") for sizes in plan.task.manifest().values()
+        sizes.get(config.split) and (not sizes.get("train") or plan.config.privacy.eval is not None)
+        for sizes in plan.task.manifest().values()
     ):
         raise ConfigError(
             f"{why(plan)}eval.patience is {config.patience}: the run would end by scores of clients that train, as "

@@ -14,8 +14,9 @@ import fedtorch
 
 HERE = Path(__file__).parent
 STEPS, TERMS, SILO = (f"privacy/record/{name}.py" for name in ("steps", "terms", "silo"))
+HELD_OUT = "privacy/record/held_out.py"
 NOISED, UNITS = "train/noised.py", "train/unit_gradients.py"
-TRAINING, OF_STEPS, RUNS = "test_training.py", "test_steps.py", "test_runs.py"
+TRAINING, OF_STEPS, RUNS, OF_SCORES = "test_training.py", "test_steps.py", "test_runs.py", "test_held_out.py"
 GRADIENTS = "../../train/test_unit_gradients.py"
 MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     "noise halved": (STEPS, "terms.deviation, self", "terms.deviation / 2, self", OF_STEPS),
@@ -49,7 +50,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         "            if not loss:\n                continue\n            along =",
         TRAINING,
     ),
-    "seed for key": (SILO, "file.write(os.urandom(KEY_BYTES))", "file.write(bytes(KEY_BYTES))", "test_silo.py"),
+    "seed for key": (SILO, "write_own(key, os.urandom(KEY_BYTES))", "write_own(key, bytes(KEY_BYTES))", "test_silo.py"),
     "hook before noise": (
         NOISED,
         "            along = torch.from_numpy(steps.release(total)).to(torch.float32)\n",
@@ -74,6 +75,14 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         "test_shared.py",
     ),
     "a batch that is kept": (STEPS, "/{self._last}", "/{self._start}", OF_STEPS),
+    "noise of a score halved": (HELD_OUT, "ldexp(z, exponent)", "ldexp(z / 2, exponent)", OF_SCORES),
+    "noise of a score reused": (HELD_OUT, "*facts, total.view(np.uint8).data", "*facts", OF_SCORES),
+    "a score over the units there are": (
+        "privacy/record/level.py",
+        "(total, declared)",
+        "(total, len(units))",
+        OF_SCORES,
+    ),
     "persons count by rows": (UNITS, "loss.float() / count / len(unit)", "loss.float() / count", GRADIENTS),
 }  # fmt: skip
 

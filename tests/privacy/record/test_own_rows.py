@@ -269,7 +269,7 @@ def test_a_report_has_a_line_for_each_silo_and_a_silo_its_own_total(tmp_path: Pa
         assert f"| {silo} | 8 | 4 | 0.5 | {2 if silo == 'shop' else 1} | 0.01 | {silos[silo]['epsilon']:.4f} |" in said
     every = epsilon_of([(0.5, 1.0, 8), (0.5, 2.0, 4)], 0.01)
     assert f"A person in all of them: epsilon {every:.4f} at delta 0.01." in said
-    assert f"ledger.jsonl | 2 | 8 | 0.01 | {epsilon_of([(0.5, 2.0, 8)], 0.01):.4f} |" in said
+    assert f"ledger.jsonl | 2 | 8 | 0 | 0.01 | {epsilon_of([(0.5, 2.0, 8)], 0.01):.4f} |" in said
     assert "of each person (column patient, 2 rows at most), against the server, the other silos" in said
     assert (tmp_path / "privacy.md").read_text() in said
 
@@ -277,7 +277,7 @@ def test_a_report_has_a_line_for_each_silo_and_a_silo_its_own_total(tmp_path: Pa
 def test_a_silo_of_which_nothing_left_has_spent_nothing(tmp_path: Path, capsys: Any) -> None:
     Silo.open(tmp_path / "silo", "run")
     report(["privacy", str(tmp_path / "silo" / "ledger.jsonl"), "--out", str(tmp_path)])
-    assert "ledger.jsonl | 0 | 0 | 1 | 0.0000 |" in capsys.readouterr().out
+    assert "ledger.jsonl | 0 | 0 | 0 | 1 | 0.0000 |" in capsys.readouterr().out
 
 
 def test_a_silo_looks_at_its_units_before_it_declares_them(tmp_path: Path, capsys: Any) -> None:

@@ -37,14 +37,18 @@ def test_ranks_know_of_each_other_what_is_declared_and_train_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = config(tmp_path)
+    path = config(tmp_path, promise="eval: {noise_multiplier: 2, units: {bank: {dev: 3}}}")
+    path.write_text(path.read_text().replace("dev: 0,", "dev: 0.2,"))
     assert main(["--config", str(path)]) == 0
-    digest = json.loads((tmp_path / "run" / "results.json").read_text())["digest"]
+    alone = json.loads((tmp_path / "run" / "results.json").read_text())
     for silo in SILOS:
         (tmp_path / "silos" / silo / "ledger.jsonl").write_text('{"form": 1}\n')
     places = ", ".join(f"{silo}: {rank}" for rank, silo in enumerate(SILOS, 1))
     words = ["system.placement=pinned", f"system.pinned={{{places}}}", f"run.dir={tmp_path / 'pinned' / 'run'}"]
     for known in run_ranks(entries_of, 4, str(path), *words, timeout=120):
-        assert known == {silo: {"splits": {"train": {"examples": 8}}} for silo in SILOS}
+        splits = {silo: {"train": {"examples": 8}} for silo in SILOS}
+        splits["bank"]["dev"] = {"examples": 3}
+        assert known == {silo: {"splits": each} for silo, each in splits.items()}
     found = json.loads((tmp_path / "pinned" / "run" / "results.json").read_text())
-    assert found["digest"] == digest
+    assert [found[key] for key in ("digest", "best_round")] == [alone[key] for key in ("digest", "best_round")]
+    assert found["privacy"]["silos"] == alone["privacy"]["silos"]

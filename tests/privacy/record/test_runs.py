@@ -330,6 +330,35 @@ def test_algorithms_that_only_look_at_noised_steps(algorithm: str, client: str, 
     }
 
 
+def messages(how: str, exchange: str) -> str:
+    return f"{{name: fedassistant, {how}, exchange: {exchange}}}"
+
+
+@pytest.mark.parametrize(
+    ("how", "client"),
+    [
+        ("payload: delta, compression: topk, topk: {ratio: 0.5}", "{lr: 0.1, batch_size: 4}"),
+        ("compression: topk, topk: {ratio: 0.5, values: int8}", "{lr: 0.1, batch_size: 4, steps: 1}"),
+        pytest.param("payload: delta, compression: quantise", "{lr: 0.1, batch_size: 4}", marks=pytest.mark.slow),
+    ],
+    ids=["largest numbers of what training changed", "8 bits of the largest of one gradient", "8 bits of all"],
+)
+def test_messages_are_made_of_noised_vectors_and_their_ways_have_the_same_bits(
+    how: str, client: str, tmp_path: Path
+) -> None:
+    changes = {"clients": "{per_round: 4}", "client": client, "server": "{optimizer: sgd, lr: 1.0}"}
+    (tmp_path / "dense").mkdir()
+    dense = config_for(tmp_path / "dense", algorithm=messages(how, "dense"), **changes)
+    assert main(["--config", str(dense)]) == 0
+    for exchange, ranks in (("star", 3), ("replicated", 1)):
+        folder = tmp_path / exchange
+        folder.mkdir()
+        config = with_keys(config_for(folder, algorithm=messages(how, exchange), **changes), dense.parent)
+        run_ranks(as_rank, ranks, ["--config", str(config)], timeout=120)
+        assert same(config, dense), exchange
+        assert all(silo["steps"] for silo in results(config)["privacy"]["silos"].values())
+
+
 def test_both_passes_of_ditto_are_on_the_account(tmp_path: Path) -> None:
     config = config_for(tmp_path, algorithm="{name: ditto, weights: equal}", clients="{per_round: 4}")
     assert main(["--config", str(config)]) == 0

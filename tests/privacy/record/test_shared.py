@@ -61,9 +61,9 @@ def seen(config: str, folder: str, quiet: bool) -> None:
         steps.ADD = {"normal": lambda total, deviation, stream: None}  # type: ignore[dict-item]
     made, release = job.noised_sum, SharedNoise.release
 
-    def noised(engine: Any, task: Any, work: Any, **about: Any) -> Any:
-        part, curve = made(engine, task, work, **about)
-        path = Path(folder) / f"{about['client']}.{len(list(Path(folder).glob(about['client'] + '.*')))}.pt"
+    def noised(training: Any) -> Any:
+        part, curve = made(training)
+        path = Path(folder) / f"{training.client}.{len(list(Path(folder).glob(training.client + '.*')))}.pt"
         torch.save(part, path)
         return part, curve
 

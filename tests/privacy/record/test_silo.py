@@ -42,6 +42,16 @@ def test_the_same_steps_count_once_and_others_from_the_same_start_do_not_leave(t
     assert Silo.open(tmp_path, "later").trainings() == silo.trainings()
 
 
+def test_a_score_is_a_line_and_a_step_of_its_own_and_no_training(tmp_path: Path) -> None:
+    silo, score = Silo.open(tmp_path, "run"), replace(ONE, start="d" * 64, end="d" * 64, steps=1, rate=1.0, split="dev")
+    assert silo.enter(ONE) and silo.enter(score) and silo.enter(score)
+    head, training, counted = map(json.loads, (tmp_path / "ledger.jsonl").read_text().splitlines())
+    assert head == {"form": 1} and training == {key: value for key, value in asdict(ONE).items() if key != "split"}
+    assert counted == asdict(score) and Silo.open(tmp_path, "run").trainings() == [ONE, score]
+    assert silo.trained("run") == [ONE] and silo.trained("other") == []
+    assert silo.parts() == [(0.1, 1.0, 10), (1.0, 1.0, 1)]
+
+
 def test_a_copy_of_the_run_that_comes_to_the_same_costs_nothing_and_one_of_its_own_does(tmp_path: Path) -> None:
     one, copy = Silo.open(tmp_path, "run"), Silo.open(tmp_path, "copy")
     assert one.enter(ONE) and copy.enter(replace(ONE, run="copy"))

@@ -22,7 +22,7 @@ from fedtorch.privacy.record.steps import NoisedSteps, Place
 from fedtorch.privacy.record.terms import SiloTerms
 from fedtorch.train.batches import StepPlan
 from fedtorch.train.engine import Engine
-from fedtorch.train.noised import noised_sum, train_noised
+from fedtorch.train.noised import NoisedTraining, noised_sum, train_noised
 from fedtorch.train.settings import ClientConfig
 
 KEY = bytes(range(32))
@@ -59,7 +59,7 @@ def trained(one: Engine, about: SiloWork, count: int, **how: Any) -> list[float]
         one.start(one.initial_shared, None, ClientConfig(optimizer="sgd", lr=1.0), steps=count, seed=1)
 
     plans = [StepPlan(((0,),), 1, 0)] * count
-    train_noised(one, TASK, about, plans, client="a", purpose="train", facts=[b"w"], start=start, **how)
+    train_noised(NoisedTraining(one, TASK, about, "a", "train", [b"w"], start), plans, **how)
     return [*one.flat.tolist(), *one.flat_private.tolist()]
 
 
@@ -86,7 +86,7 @@ def test_one_person_more_changes_a_sum_by_the_clip_at_most(persons: list[list[Ro
             def start() -> None:
                 one.start(one.initial_shared, None, ClientConfig(optimizer="sgd", lr=1.0), steps=1, seed=1)
 
-            part, _ = noised_sum(one, TASK, about, client="a", purpose="train", facts=[b"w"], start=start)
+            part, _ = noised_sum(NoisedTraining(one, TASK, about, "a", "train", [b"w"], start))
             found.append(np.ldexp(part.numpy(), terms.exponent))
     whole = [int(number) for number in found[0] - found[1]]
     assert (found[0] == np.rint(found[0])).all()
