@@ -135,7 +135,7 @@ def make_record_level(plan: Plan, masking: Masking | None) -> RecordLevel:
 
 
 def _basis(plan: Plan) -> str:
-    """What scores follow from beside trained weights and rows: the task's keys, the seed, files of base and vocabulary.
+    """All that scores follow from beside weights and rows: the task's keys, the seed, files of base and vocabulary.
 
     Without the digest of all data, which a rank with pinned rows does not have.
     """

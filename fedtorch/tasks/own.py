@@ -22,7 +22,7 @@ from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.persons import OfPersons
 from fedtorch.data.own.prepare import prepare
 from fedtorch.data.own.prepared_folder import folder_for
-from fedtorch.data.own.rows import PERSON, Form, is_file
+from fedtorch.data.own.rows import PERSON, Form
 from fedtorch.models.adapters.lora import has_adapter
 from fedtorch.models.adapters.saved import base_digests, bases_elsewhere, save_adapted, saved_keys
 from fedtorch.models.auto import AnyModel, Head, longest_input
@@ -33,6 +33,7 @@ from fedtorch.tasks.copies import copy_as
 from fedtorch.tasks.own_usage import usage
 from fedtorch.tasks.prepared import InFolder
 from fedtorch.tasks.public_rows import fit_to_public_rows
+from fedtorch.tasks.shared_splits import shared_files
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.text.pretrained import lacks, load_tokenizer_as, tokenizer_digest
 
@@ -280,19 +281,7 @@ class OwnTask(InFolder):
 
     @cached_property
     def _sharing(self) -> dict[str, frozenset[str]]:
-        found = {}
-        for split, value in (("dev", self.data.splits.dev), ("test", self.data.splits.test)):
-            if not isinstance(value, str) or not is_file(value):
-                continue
-            entries = {
-                client: entry["splits"].get(split, {})
-                for client, entry in self.prepared["clients"].items()
-                if client not in self.data.splits.held_out
-            }
-            files = {entry.get("sha256") for entry in entries.values()}
-            if len(entries) > 1 and len(files) == 1 and files != {None}:
-                found[split] = frozenset(entries)
-        return found
+        return shared_files(self.prepared["clients"], self.data.splits)
 
     def picked(self, client: str, split: str, available: int) -> list[int]:
         """The rows that are used; of those that clients share the same for all of them."""
