@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 MODULES = {
-    "fedtorch.client": "fedtorch.core.client",
     "fedtorch.compression": "fedtorch.compression.compressors",
     "fedtorch.config": "fedtorch.config.schema",
     "fedtorch.errors": "fedtorch.core.errors",
