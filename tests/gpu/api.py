@@ -24,6 +24,8 @@ CALLS: dict[str, tuple[str, ...]] = {
     "torch.cuda.current_stream": ("device",),
     "torch.cuda.stream": ("stream",),
     "torch.cuda.manual_seed_all": ("seed",),
+    "torch.cuda.get_rng_state": ("device",),
+    "torch.cuda.set_rng_state": ("new_state", "device"),
     "torch.cuda.get_rng_state_all": (),
     "torch.cuda.set_rng_state_all": ("new_states",),
     "torch.cuda.empty_cache": (),
