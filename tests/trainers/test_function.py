@@ -50,7 +50,7 @@ def test_what_it_keeps_is_there_in_the_next_round_and_after_a_resume(tmp_path: P
     parts = replace(parts, checkpoint=CheckpointConfig(every=1))
     make_runner(parts).run()
     gone_on = make_runner(replace(parts, rounds=3))
-    found = gone_on.run()
+    found = gone_on.run(2)
     assert gone_on.context.store.get("south").numbers["trainer/rounds"] == 3
     assert found.digest == whole.digest
 
