@@ -22,7 +22,7 @@ def describe(built: BuiltRun, *, num_ranks: int, cluster: Cluster | None = None)
     Raises:
         ConfigError: see `scale.describe_scale`.
     """
-    blocks = [_placement(built), _traffic(built, num_ranks), _memory(built), _rates(built)]
+    blocks = [_placement(built), _traffic(built, num_ranks), _memory(built), _trainers(built), _rates(built)]
     if cluster is not None:
         blocks.append(describe_scale(built, cluster))
     return "\n\n".join(filter(None, [*blocks, describe_private(built), describe_public_sum(built)]))
@@ -87,6 +87,17 @@ def _rates(built: BuiltRun) -> str:
             lines.append(f"  {key:<8} {', '.join(rates)} ({hp.lr_over_rounds.schedule})")
     rest = [f"  and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
     return "\n".join(["learning rate over rounds:", *lines[:_MOST_SHOWN], *rest]) if lines else ""
+
+
+def _trainers(built: BuiltRun) -> str:
+    """By what clients are trained, where it is not the package's own loop."""
+    named = sorted({hp.trainer.name for hp in built.settings if hp.trainer is not None})
+    if not named:
+        return ""
+    return (
+        f"trained by {', '.join(named)} (client.trainer), whose optimiser and batches are not counted here; nor does "
+        "`--nodes` know its seconds"
+    )
 
 
 def _memory(built: BuiltRun) -> str:
