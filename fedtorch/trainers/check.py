@@ -32,7 +32,7 @@ class Repeated:
         Raises:
             FedtorchError: the first client's training came to other weights the second time.
         """
-        begun = replace(job, state=job.state.copy(), on_step=lambda n: None)
+        begun = replace(job, state=job.state.copy())
         curve = train(job, weights)
         if self.is_done:
             return curve
@@ -43,7 +43,7 @@ class Repeated:
         self.is_done = True
         again, start, *before = self.first
         self.first = None
-        train(again, start)
+        train(replace(again, on_step=lambda n: job.on_step(0)), start)
         self._compare(again, before, [job.engine.snapshot(), job.engine.snapshot_private()])
         job.engine.load(*ended)
         return curve
