@@ -180,6 +180,8 @@ class Beginning:
         raise _Enough
 
     def send(self, model: nn.Module, numbers: Mapping[str, float]) -> None:
+        if self.model is not None:  # by a `finally`, or by what goes on after an `except` of everything
+            raise _Enough
         raise ConfigError("the script calls fedtorch.client.send before fedtorch.client.receive")
 
     def running(self) -> bool:

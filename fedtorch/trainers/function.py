@@ -172,10 +172,10 @@ def numbers_of(found: Any, what: str) -> dict[str, float]:
         raise UpdateError(f"{what} returned a {type(found).__name__}, expected a mapping of names and numbers, or None")
     numbers = {}
     for name, value in (found or {}).items():
+        if not isinstance(name, str) or not name.isidentifier() or len(name) > 40:
+            raise UpdateError(f"{what} named a number in a way that is no identifier of at most 40 letters")
         number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
         if not isinstance(number, int | float):
             raise UpdateError(f"{what} gave a {type(value).__name__} as `{name}`, expected a number")
-        if not isinstance(name, str) or not name.isidentifier() or len(name) > 40:
-            raise UpdateError(f"{what} named a number in a way that is no identifier of at most 40 letters")
         numbers[name] = float(number) if math.isfinite(number) else math.nan
     return numbers

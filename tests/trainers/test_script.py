@@ -199,3 +199,21 @@ def test_rows_of_the_config_are_the_scripts(folder: Path) -> None:
     data = "task.data={source: rows.jsonl, clients: {iid: 5}, splits: {dev: 0, test: 0}}"
     result = run("train.py", "run.dir=one", "rounds=1", data)
     assert [entry["examples"] for entry in result.results["clients"].values()] == [6] * 5
+
+
+@pytest.mark.parametrize("more", ["sys.exit('a secret')", "fl.send(model, {'a secret': 'x'})"])
+def test_no_text_of_a_script_is_in_what_is_said_of_its_failure(folder: Path, more: str) -> None:
+    script(folder, f"if fl.name() == 'north':\n    {more}")
+    result = run("train.py", "run.dir=one", "rounds=1")
+    assert result.results["clients"]["north"]["status"].startswith("failed:")
+    said = [line for line in (folder / "one/log.rank0.txt").read_text().splitlines() if "client north failed" in line]
+    assert said and not any("secret" in line for line in said)
+
+
+@pytest.mark.parametrize("clause", ["finally:", "except BaseException:"])
+def test_a_script_that_sends_whatever_happens_is_begun_like_any_other(folder: Path, clause: str) -> None:
+    text = SCRIPT.format(more="").replace("model = fl.receive(model)", "try:\n    fl.receive(model)\n" + clause)
+    text = text.replace(clause, clause + "\n    if fl.name() == 'none':\n        fl.send(model)")
+    script(folder, text=text)
+    result = run("train.py", "run.dir=one", "rounds=1")
+    assert {entry["status"] for entry in result.results["clients"].values()} == {"ok"}
