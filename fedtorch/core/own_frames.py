@@ -12,6 +12,11 @@ _OURS = (PACKAGE, PACKAGE.parent / "launchers")
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
+def is_own(path: Path) -> bool:
+    """Is a file the user's: no part of this package, nor installed?"""
+    return not any(path.is_relative_to(folder) for folder in (*_OURS, *_INSTALLED))
+
+
 def own_frames(error: BaseException) -> traceback.StackSummary:
     """Those below this package's first frame that are neither its nor a library's, the innermost last."""
     found, is_within = traceback.StackSummary(), False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import fedtorch.client as script_side
 from fedtorch.core.errors import ConfigError, UpdateError
+from fedtorch.core.own_frames import is_own
 from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
@@ -66,8 +68,8 @@ class Script(Trainer):
         return seen.curve(side.numbers)
 
     def _kept_script(self, task: Any) -> KeptScript:
-        """The script that goes on from round to round; one for all clients of this rank."""
-        if self._kept is None:
+        """The script that goes on from round to round, one for all clients of this rank; anew where it has failed."""
+        if self._kept is None or self._kept.has_failed:
             self._kept = KeptScript(lambda: run_script(task.script))
         return self._kept
 
@@ -77,12 +79,13 @@ class _InRound:
 
     def __init__(self, job: ClientJob, seen: Seen) -> None:
         self._job, self._seen = job, seen
-        self._begun = False
+        self._begun, self._folder = False, Path.cwd()
         self.numbers: dict[str, float] | None = None
 
     def rows(self, source: str | None, clients: Mapping[str, Any]) -> list[dict[str, Any]]:
         task: Any = self._job.task
-        found: list[dict[str, Any]] = task.raw_rows(self._job.client.name, "train")
+        with present_folder(self._folder):  # the script may have left it, and data/ is there
+            found: list[dict[str, Any]] = task.raw_rows(self._job.client.name, "train")
         return found
 
     def receive(self, model: nn.Module) -> nn.Module:
@@ -136,8 +139,38 @@ def run_script(path: Path) -> None:
     Raises:
         UpdateError: it asked the process to exit, other than with 0.
     """
-    with exits_are_errors(f"the script {path.name}"):
-        runpy.run_path(str(path.resolve()), run_name="__main__")
+    path = path.resolve()
+    with _neighbours(path.parent), exits_are_errors(f"the script {path.name}"):
+        runpy.run_path(str(path), run_name="__main__")
+
+
+@contextmanager
+def _neighbours(folder: Path) -> Iterator[None]:
+    """Modules of the script's folder that are imported inside are forgotten: the next run of a script has its own.
+
+    What they remember would go from client to client, and a neighbour of another script's could have their name.
+    """
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in set(sys.modules) - before:
+            module = sys.modules[name]
+            places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+            found = next((Path(place) for place in places if place), None)
+            if found is not None and found.is_relative_to(folder) and is_own(found):
+                del sys.modules[name]
+
+
+@contextmanager
+def present_folder(folder: Path) -> Iterator[None]:
+    """Inside it `folder` is the present one."""
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 @contextmanager

@@ -217,3 +217,63 @@ def test_a_script_that_sends_whatever_happens_is_begun_like_any_other(folder: Pa
     script(folder, text=text)
     result = run("train.py", "run.dir=one", "rounds=1")
     assert {entry["status"] for entry in result.results["clients"].values()} == {"ok"}
+
+
+def test_a_module_beside_the_script_is_as_new_for_every_client(folder: Path) -> None:
+    (folder / "beside.py").write_text("calls = []\n")
+    script(folder, "import beside\nbeside.calls.append(1)\nassert len(beside.calls) == 1")
+    result = run("train.py", "run.dir=one")
+    assert {entry["status"] for entry in result.results["clients"].values()} == {"ok"}
+    assert "beside" not in sys.modules
+
+
+def test_modules_of_one_name_beside_two_scripts_are_each_scripts_own(folder: Path) -> None:
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / "beside.py").write_text(f"name = '{name}'\n")
+        script(folder, f"import beside\nassert beside.name == '{name}'", name=f"{name}/train.py")
+        result = run(f"{name}/train.py", f"run.dir=of_{name}", "rounds=1")
+        assert {entry["status"] for entry in result.results["clients"].values()} == {"ok"}
+
+
+@pytest.mark.parametrize("failure", ["1 / 0", "raise SystemExit(2)"])
+def test_a_kept_script_that_failed_is_begun_anew_for_the_next_client(folder: Path, failure: str) -> None:
+    text = LOOP.replace(
+        "    fl.step()", f"    if fl.name() == 'north' and fl.round() == 1:\n        {failure}\n    fl.step()"
+    )
+    script(folder, text=text)
+    result = run("train.py", "run.dir=one", "task.keep=process", "rounds=2")
+    statuses = {name: entry["status"] for name, entry in result.results["clients"].items()}
+    assert statuses.pop("north").startswith("failed:") and set(statuses.values()) == {"ok"}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_script_may_go_to_its_own_folder(folder: Path, when: str) -> None:
+    (folder / "sub").mkdir()
+    source = "rows.jsonl" if when == "after" else "../rows.jsonl"
+    lines = [
+        "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))",
+        f"rows = fl.rows('{source}', by='home')",
+    ]
+    text = SCRIPT.format(more="").replace('rows = fl.rows("rows.jsonl", by="home")', "{first}\n{then}")
+    first, then = lines if when == "before" else lines[::-1]
+    script(folder, name="sub/train.py", text=text.replace("{first}", first).replace("{then}", then))
+    script(folder)
+    moved, plain = run("sub/train.py", "run.dir=moved"), run("train.py", "run.dir=plain")
+    assert moved.digest == plain.digest
+
+
+def test_a_script_finds_the_rows_of_the_config_wherever_it_goes(folder: Path) -> None:
+    text = SCRIPT.format(more="").replace('fl.rows("rows.jsonl", by="home")', "fl.rows()")
+    script(folder, text=text.replace("import sys", "import os, sys\nos.chdir('/')"))
+    data = "task.data={source: rows.jsonl, clients: {iid: 5}, splits: {dev: 0, test: 0}}"
+    result = run("train.py", "run.dir=one", "rounds=1", data)
+    assert [entry["status"] for entry in result.results["clients"].values()] == ["ok"] * 5
+
+
+def test_a_column_with_a_dot_in_its_name_is_the_scripts_too(folder: Path) -> None:
+    rows = [{**row, "size.cm": 1, "nested": {"x": None}} for row in answers()]
+    write_rows(folder / "rows.jsonl", rows)
+    script(folder, "assert rows[0]['size.cm'] == 1 and rows[0]['nested'] == {'x': None}, rows[0]")
+    result = run("train.py", "run.dir=one", "rounds=1")
+    assert {entry["status"] for entry in result.results["clients"].values()} == {"ok"}
