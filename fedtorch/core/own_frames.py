@@ -9,7 +9,8 @@ from pathlib import Path
 from fedtorch.core.version import PACKAGE
 
 _OURS = (PACKAGE, PACKAGE.parent / "launchers")
-_INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_PLACES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_INSTALLED = tuple(dict.fromkeys([*_PLACES, *(place.resolve() for place in _PLACES)]))  # also through a link
 
 
 def is_own(path: Path) -> bool:

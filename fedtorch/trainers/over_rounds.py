@@ -47,8 +47,13 @@ class Kept:
 
     @property
     def schedule_steps(self) -> int | None:
-        """Steps of one schedule; None: as many as the round's."""
-        return self._job.steps_of_the_run(len(self._job.examples)) if self._goes_on else None
+        """Steps of one schedule; None: as many as the round's.
+
+        A client that was drawn for more rounds than was expected goes on, on a schedule as long as its own steps.
+        """
+        if not self._goes_on:
+            return None
+        return max(self._job.steps_of_the_run(len(self._job.examples)), self._taken + (self._job.hp.steps or 0))
 
     @property
     def optimizer(self) -> tuple[dict[str, Tensor], dict[str, int | float]] | None:

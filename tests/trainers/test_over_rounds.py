@@ -11,6 +11,7 @@ import torch
 from harness import make_runner
 from trained_otherwise import ARGS, by_hand, config_of, job_of, runner_of, task_of
 
+from fedtorch.config.clients import ClientsConfig
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.seeds import seed_for
@@ -93,3 +94,12 @@ def test_generators_come_back_as_they_were() -> None:
     first = random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand(), torch.rand(3).tolist()
     put_back_generators(kept, torch.device("cpu"))
     assert first == (random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand(), torch.rand(3).tolist())
+
+
+def test_a_client_that_is_drawn_more_often_than_expected_trains_on(tmp_path: Path) -> None:
+    trainer = TrainerConfig("transformers", {**ARGS, "lr_scheduler_type": "cosine"})
+    clients = ClientsConfig(per_round=1)
+    runner = make_runner(config_of(tmp_path, trainer, rounds=9, client=GOES_ON, clients=clients))
+    runner.run()
+    steps = [runner.context.store.get(name).numbers["trainer/steps"] for name in ("north", "south", "west")]
+    assert sum(steps) == 9 * 4 and max(steps) > 3 * 4
