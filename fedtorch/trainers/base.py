@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from fedtorch.core.client import ClientState
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.settings import ClientConfig, TrainerConfig
@@ -53,6 +55,13 @@ class Trainer:
         Raises:
             ConfigError: it says why.
         """
+
+    def misfit(self, state: ClientState, shapes: Mapping[str, tuple[int, ...]], hp: ClientConfig) -> str:
+        """Say what is wrong with a client's state from a checkpoint, as a clause; empty if nothing is.
+
+        shapes: of the trained parameters, by name.
+        """
+        return ""
 
     def train(self, job: ClientJob, weights: Tensor) -> LossCurve:
         """Train from `weights` (flat, shared) and the client's private ones; the engine has the result.

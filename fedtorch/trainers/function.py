@@ -25,6 +25,7 @@ from fedtorch.trainers.reference import start_model
 from fedtorch.trainers.watched import watched
 
 _PARAMETERS = ("model", "rows", "context")
+_EXACT = 2**53  # up to it checkpoints hold every whole number
 
 
 class State(MutableMapping[str, "Tensor | float | int"]):
@@ -38,6 +39,10 @@ class State(MutableMapping[str, "Tensor | float | int"]):
         return self._state.tensors[key].clone() if key in self._state.tensors else self._state.numbers[key]
 
     def __setitem__(self, name: str, value: Tensor | float | int) -> None:
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            raise UpdateError(f"context.state takes dense tensors, and `{name}` is {value.layout}; keep its to_dense()")
+        if type(value) is int and abs(value) > _EXACT:
+            raise UpdateError(f"context.state takes whole numbers up to 2**53, and `{name}` is larger; keep a tensor")
         if isinstance(value, Tensor):
             self._state.numbers.pop(TRAINER + name, None)
             self._state.tensors[TRAINER + name] = value.detach().cpu().clone()
