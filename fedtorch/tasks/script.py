@@ -96,12 +96,25 @@ class Script(InFolder):
         """Rows, to be counted."""
         return self.raw_rows(client, split)
 
+    def collate(self, examples: Sequence[Any], train: bool) -> Any:
+        """None is made here.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("task.name is script, whose batches only the script itself makes; use another task for this")
+
     def build_model(self, seed: int) -> nn.Module:
         """The model that the script receives into, drawn from `seed` where it draws one; what is trained is fp32."""
         model = self._begun(seed).model
         if model is None:
             raise ConfigError(
                 f"task.script {self.script} ended without fedtorch.client.receive(model), so there is nothing to train"
+            )
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"task.script {self.script} calls fedtorch.client.receive with a {type(model).__name__}; give it the "
+                "model, a torch.nn.Module"
             )
         for parameter in model.parameters():
             if parameter.requires_grad:

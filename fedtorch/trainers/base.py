@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedtorch.core.client import ClientState
+from fedtorch.core.errors import ConfigError
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.settings import ClientConfig, TrainerConfig
@@ -48,6 +49,19 @@ class Trainer:
         Raises:
             ConfigError: it names the key.
         """
+
+    def refuse_kept_optimizer(self, hp: ClientConfig) -> None:
+        """Refuse `optimizer_state` and `schedule_span` where the optimiser is made by a client's own code.
+
+        Raises:
+            ConfigError: one is set.
+        """
+        for key, plain in (("optimizer_state", "reset"), ("schedule_span", "round")):
+            if (value := getattr(hp, key)) != plain:
+                raise ConfigError(
+                    f"client.{key} is {value} but client.trainer is {self.settings.name}, which makes its optimiser by "
+                    f"itself; remove client.{key}"
+                )
 
     def check_module(self, module: nn.Module) -> None:
         """Refuse a model that the trainer cannot train.

@@ -126,6 +126,7 @@ class FunctionTrainer(Trainer):
 
     def check(self, hp: ClientConfig, task: Any) -> None:
         """Refuse what cannot be called with (model, rows, context)."""
+        self.refuse_kept_optimizer(hp)
         try:
             inspect.signature(self._function).bind(*_PARAMETERS)
         except (TypeError, ValueError) as error:

@@ -44,7 +44,15 @@ class Script(Trainer):
 
     def check(self, hp: ClientConfig, task: Any) -> None:
         """Refuse tasks without a script."""
-        if not hasattr(task, "script"):
+        self.refuse_kept_optimizer(hp)
+        for key, value, instead in (
+            ("client.steps", hp.steps, "the script itself says how long it trains"),
+            ("client.trainer.args", self.settings.args, "its command line is task.arguments"),
+            ("client.trainer.rows", self.settings.rows, "it gets what fedtorch.client.rows() gives"),
+        ):
+            if value:
+                raise ConfigError(f"{key} is {value} but client.trainer is script: {instead}; remove {key}")
+        if not hasattr(_own(task), "script"):
             raise ConfigError(
                 "client.trainer is script but task.name is none: use `fedtorch run --script FILE`, or set task.name to "
                 "script and task.script to the file"
@@ -53,7 +61,7 @@ class Script(Trainer):
     def run(self, job: ClientJob, weights: Tensor) -> LossCurve:
         """Run the script, whose own model gets the weights and gives them back."""
         job.engine.load(weights, job.private)
-        task: Any = job.task
+        task = _own(job.task)
         with process_state.lent(job.engine.device, job.seed("trainer")), watched(job.on_step) as seen:
             side = _InRound(job, seen)
             if task.keep == "process":
@@ -72,6 +80,11 @@ class Script(Trainer):
         if self._kept is None or self._kept.has_failed:
             self._kept = KeptScript(lambda: run_script(task.script))
         return self._kept
+
+
+def _own(task: Any) -> Any:
+    """The task that names the script: also where the rows of all clients are one client's (`paradigm: centralized`)."""
+    return getattr(task, "parts", task)
 
 
 class _InRound:

@@ -277,3 +277,43 @@ def test_a_column_with_a_dot_in_its_name_is_the_scripts_too(folder: Path) -> Non
     script(folder, "assert rows[0]['size.cm'] == 1 and rows[0]['nested'] == {'x': None}, rows[0]")
     result = run("train.py", "run.dir=one", "rounds=1")
     assert {entry["status"] for entry in result.results["clients"].values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["client.trainer=null"], "client.trainer is null but task.name is script"),
+        (["client.trainer=transformers"], "client.trainer is transformers but task.name is script"),
+        (["per_client.north={trainer: transformers}"], "client.trainer is transformers but task.name is script"),
+        (
+            ["client.trainer={name: script, args: {lr: 1}}"],
+            "client.trainer.args is .* command line is task.arguments",
+        ),
+        (["client.trainer={name: script, rows: raw}"], "client.trainer.rows is raw"),
+        (["client.steps=3"], "client.steps is 3 but client.trainer is script"),
+        (["client.optimizer_state=keep"], "client.optimizer_state is keep but client.trainer is script"),
+    ],
+)
+def test_keys_that_a_script_does_not_read_are_refused(folder: Path, sets: list[str], words: str) -> None:
+    script(folder)
+    with pytest.raises(ConfigError, match=words):
+        run("train.py", "run.dir=one", *sets)
+
+
+def test_what_is_received_into_is_a_model(folder: Path) -> None:
+    script(folder, text=SCRIPT.format(more="").replace("fl.receive(model)", "fl.receive('model')"))
+    with pytest.raises(ConfigError, match="calls fedtorch.client.receive with a str"):
+        run("train.py", "run.dir=one")
+
+
+def test_a_script_also_trains_on_all_rows_at_once(folder: Path) -> None:
+    script(folder)
+    result = run("train.py", "run.dir=one", "paradigm=centralized", "rounds=1")
+    assert result.results["clients"]["all"] == {**result.results["clients"]["all"], "status": "ok", "examples": 30}
+
+
+def test_an_audit_of_a_script_says_why_there_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script(folder)
+    run("train.py", "run.dir=one", "rounds=1")
+    assert main(["audit", "one"]) == 2
+    assert "whose batches only the script itself makes" in capsys.readouterr().err

@@ -31,6 +31,7 @@ SUBJECTS: tuple[Subject, ...] = (
     algorithm.SUBJECT,
     references.SUBJECT,
     engine.SUBJECT,
+    trainers.SCRIPTS,
     trainers.SUBJECT,
     vectors.SUBJECT,
     evaluation.SUBJECT,

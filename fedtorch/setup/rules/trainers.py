@@ -22,6 +22,16 @@ def the_trainer_is_known(plan: Plan) -> None:
             trainer_of(hp.trainer).check(hp, plan.training)
 
 
+def a_script_trains_itself(plan: Plan) -> None:
+    """Refuse to train the model of a script by anything that asks the task for batches."""
+    for hp in plan.settings:
+        if hp.trainer is None or not (hp.trainer.name == "script" or hp.trainer.is_function):
+            raise ConfigError(
+                f"client.trainer is {'null' if hp.trainer is None else hp.trainer.name} but task.name is script, whose "
+                "batches only the script itself makes; set client.trainer to script"
+            )
+
+
 def the_algorithm_leaves_steps_alone(plan: Plan) -> None:
     """Refuse algorithms that change single steps, or train in a way of their own: a trainer's steps are its own."""
     if reason := why_not_trainer(plan.algorithm):
@@ -107,4 +117,9 @@ SUBJECT = Subject(
         the_task_has_raw_rows,
     ),
     of_module=(the_model_is_the_trainers,),
+)
+SCRIPTS = Subject(
+    "Scripts of the user's",
+    applies=lambda plan: plan.config.task_name == "script",
+    of_plan=(a_script_trains_itself,),
 )
