@@ -18,7 +18,7 @@ from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.settings import ClientConfig, TrainerConfig
 from fedtorch.trainers import process_state
-from fedtorch.trainers.base import Trainer
+from fedtorch.trainers.base import Trainer, own
 from fedtorch.trainers.exited import exits_are_errors
 from fedtorch.trainers.module_state import ModuleState
 from fedtorch.trainers.reference import start_model
@@ -97,7 +97,7 @@ class Context:
     @property
     def tokenizer(self) -> Any:
         """The task's tokenizer; not to be changed."""
-        return self.task.vocabulary
+        return own(self.task).vocabulary
 
     def start_model(self) -> nn.Module:
         """A copy of the model with the weights that the run began with, in eval mode."""

@@ -21,7 +21,7 @@ from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.settings import ClientConfig
 from fedtorch.trainers import process_state
-from fedtorch.trainers.base import Trainer
+from fedtorch.trainers.base import Trainer, own
 from fedtorch.trainers.exited import exits_are_errors
 from fedtorch.trainers.function import numbers_of
 from fedtorch.trainers.kept_script import KeptScript
@@ -52,7 +52,7 @@ class Script(Trainer):
         ):
             if value:
                 raise ConfigError(f"{key} is {value} but client.trainer is script: {instead}; remove {key}")
-        if not hasattr(_own(task), "script"):
+        if not hasattr(own(task), "script"):
             raise ConfigError(
                 "client.trainer is script but task.name is none: use `fedtorch run --script FILE`, or set task.name to "
                 "script and task.script to the file"
@@ -61,7 +61,7 @@ class Script(Trainer):
     def run(self, job: ClientJob, weights: Tensor) -> LossCurve:
         """Run the script, whose own model gets the weights and gives them back."""
         job.engine.load(weights, job.private)
-        task = _own(job.task)
+        task = own(job.task)
         with process_state.lent(job.engine.device, job.seed("trainer")), watched(job.on_step) as seen:
             side = _InRound(job, seen)
             if task.keep == "process":
@@ -80,11 +80,6 @@ class Script(Trainer):
         if self._kept is None or self._kept.has_failed:
             self._kept = KeptScript(lambda: run_script(task.script))
         return self._kept
-
-
-def _own(task: Any) -> Any:
-    """The task that names the script: also where the rows of all clients are one client's (`paradigm: centralized`)."""
-    return getattr(task, "parts", task)
 
 
 class _InRound:

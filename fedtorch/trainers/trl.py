@@ -11,6 +11,7 @@ from torch import nn
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.extras import require
 from fedtorch.train.settings import ClientConfig, TrainerConfig
+from fedtorch.trainers.base import own
 from fedtorch.trainers.hugging_face import HuggingFace, Round
 from fedtorch.trainers.over_rounds import continued
 from fedtorch.trainers.reference import start_model
@@ -73,7 +74,7 @@ class OfTRL(HuggingFace):
         import trl
 
         rows = chosen(round.rows, self.columns, self.settings.name)
-        kept, task = round.callback.kept, cast("HasVocabulary", round.job.task)
+        kept, task = round.callback.kept, cast("HasVocabulary", own(round.job.task))
         return continued(getattr(trl, f"{self.name}Trainer"), kept)(
             model=round.job.engine.module,
             args=round.args,
@@ -104,7 +105,7 @@ class _WithReference(OfTRL):
 
     def more(self, round: Round) -> dict[str, Any]:
         """`ref_model`."""
-        of_round = getattr(round.job.task, "reference", "start") == "round"
+        of_round = getattr(own(round.job.task), "reference", "start") == "round"
         return {"ref_model": start_model(round.job, round.weights if of_round else None)}
 
 

@@ -9,6 +9,7 @@ from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
+from fedtorch.train.attacks.settings import OF_ROWS
 from fedtorch.train.settings import TrainerConfig
 from fedtorch.trainers.named import trainer_of
 
@@ -85,10 +86,11 @@ def the_task_has_raw_rows(plan: Plan) -> None:
                 f"{WHY.format(trainer.name)}it reads raw rows, which the task {plan.config.task_name} does not have; "
                 "use data of your own (causal_lm, preference)"
             )
-        if plan.config.attack.kind != "none":
+        if plan.config.attack.kind in OF_ROWS:
             raise ConfigError(
                 f"{WHY.format(trainer.name)}attack.kind is {plan.config.attack.kind}, which changes tokenised examples "
-                "that a trainer of raw rows does not read; set client.trainer.rows to examples"
+                "that a trainer of raw rows does not read; set attack.kind to one that changes updates (signflip), or "
+                "client.trainer to one that reads examples (transformers)"
             )
 
 
