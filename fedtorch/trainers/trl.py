@@ -58,6 +58,12 @@ class OfTRL(HuggingFace):
                 f"rows have {', '.join(task.raw_columns)}"
             )
         super().check(hp, task)
+        known: dict[str, int] = getattr(getattr(own(task), "vocabulary", None), "get_vocab", dict)()
+        for key in ("eos_token", "pad_token"):
+            if (token := self.settings.args.get(key)) is not None and token not in known:
+                raise ConfigError(
+                    f"client.trainer.args.{key} is {token} but the tokenizer of task.model has no such token; remove it"
+                )
 
     def check_module(self, module: nn.Module) -> None:
         """Refuse a model that does not foretell the next token."""

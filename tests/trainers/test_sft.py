@@ -142,3 +142,9 @@ def test_attacks_on_updates_are_possible_and_those_on_tokenised_rows_are_not(
     assert not torch.equal(*moved)
     with pytest.raises(ConfigError, match="attack.kind is labelflip, which changes tokenised examples"):
         runner_of(tmp_path, SFT, attack=replace(attack, kind="labelflip"))
+
+
+@pytest.mark.parametrize("key", ["eos_token", "pad_token"])
+def test_a_token_that_the_tokenizer_lacks_is_refused_before_anything_is_trained(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"client.trainer.args.{key} is <nowhere> but the tokenizer of task.model"):
+        runner_of(tmp_path, TrainerConfig("trl.SFT", {**ARGS, key: "<nowhere>"}))
