@@ -80,7 +80,7 @@ class HuggingFace(Trainer):
         return self.settings.args.get("logging_steps", 1) == 1 and "logging_strategy" not in self.settings.args
 
     def misfit(self, state: ClientState, shapes: Mapping[str, tuple[int, ...]], hp: ClientConfig) -> str:
-        """What it needs for its optimiser and for going on has to be there, whole."""
+        """Say what is wrong with the optimiser that was kept, or with the place in a schedule."""
         return misfit(state, shapes, hp)
 
     def run(self, job: ClientJob, weights: Tensor) -> LossCurve:
