@@ -9,7 +9,13 @@ from pathlib import Path
 from fedtorch.core.version import PACKAGE
 
 _OURS = (PACKAGE, PACKAGE.parent / "launchers")
-_INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_PLACES = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_INSTALLED = tuple(dict.fromkeys([*_PLACES, *(place.resolve() for place in _PLACES)]))  # also through a link
+
+
+def is_own(path: Path) -> bool:
+    """Is a file the user's: no part of this package, nor installed?"""
+    return not any(path.is_relative_to(folder) for folder in (*_OURS, *_INSTALLED))
 
 
 def own_frames(error: BaseException) -> traceback.StackSummary:

@@ -20,6 +20,7 @@ from fedtorch.core.weights import Layout
 from fedtorch.rounds.context import RoundContext
 from fedtorch.tasks.base import SERVER
 from fedtorch.train.optim import misfit
+from fedtorch.trainers.named import trainer_of
 
 T = TypeVar("T")
 Flat = dict[str, tuple[Layout, tuple[int, ...]]]
@@ -144,17 +145,23 @@ def _of_client(context: RoundContext, name: str, state: ClientState, round: int)
         needed = _needed_by_client(context, name, state)
         yield from _lacking(filter(context.role.may_have, needed), state)
     yield from _misfits(flat, state.tensors)
-    yield from _numbers(state.numbers, round)
+    own = {key: value for key, value in state.numbers.items() if not key.startswith(keys.TRAINER)}
+    yield from _numbers(own, round)
     shapes = {n: shape for layout in (shared, private) for n, shape in zip(layout.names, layout.shapes, strict=True)}
     purposes: dict[str, dict[str, Tensor | int | float]] = {}
     entries: dict[str, Tensor | int | float] = {**state.tensors, **state.numbers}
     for key, value in entries.items():
+        if key.startswith(keys.TRAINER):  # they have names that a user gives
+            continue
         purpose, found, rest = key.partition(keys.OPTIMIZER)
         if found and not key.startswith(keys.SERVER_JOB):
             purposes.setdefault(purpose, {})[rest] = value
+    settings = context.config.client_for(name)
+    if settings.trainer is not None and (problem := trainer_of(settings.trainer).misfit(state, shapes, settings)):
+        yield problem
     dtype = (shared if shared.size else private).dtype
     for purpose, kept in purposes.items():
-        if problem := misfit(context.config.client_for(name).optimizer, shapes, dtype, kept):
+        if problem := misfit(settings.optimizer, shapes, dtype, kept):
             yield f"{problem} (optimiser of `{shortened(purpose)}`)"
 
 

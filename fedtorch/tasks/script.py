@@ -20,11 +20,11 @@ from fedtorch.data.own.client_rule import ClientRule
 from fedtorch.data.own.keys import OwnData, SplitRule
 from fedtorch.data.own.prepare import prepare
 from fedtorch.data.own.prepared_folder import folder_for
-from fedtorch.data.own.source import column_names, open_tables
+from fedtorch.data.own.source import open_tables
 from fedtorch.models.pretrained import save_model
 from fedtorch.tasks.prepared import InFolder
 from fedtorch.trainers import process_state
-from fedtorch.trainers.script import as_its_own, run_script
+from fedtorch.trainers.script import as_its_own, present_folder, run_script
 
 _MARK = "="  # before the name of a column, so that it is none of the roles that rows have beside their columns
 
@@ -78,7 +78,7 @@ class Script(InFolder):
         data = self.own_data
         folder.parent.mkdir(parents=True, exist_ok=True)
         with open_tables(data.source, folder.parent, data.text_form) as tables:
-            form = AllColumns(tuple(name for name in column_names(tables) if "." not in name))
+            form = AllColumns(tuple(dict.fromkeys(name for table in tables for name in table.rows.column_names)))
         named = {f"{_MARK}{name}": name for name in form.names}
         prepare(folder, "script", replace(data, columns=named), form)
 
@@ -96,12 +96,25 @@ class Script(InFolder):
         """Rows, to be counted."""
         return self.raw_rows(client, split)
 
+    def collate(self, examples: Sequence[Any], train: bool) -> Any:
+        """None is made here.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("task.name is script, whose batches only the script itself makes; use another task for this")
+
     def build_model(self, seed: int) -> nn.Module:
         """The model that the script receives into, drawn from `seed` where it draws one; what is trained is fp32."""
         model = self._begun(seed).model
         if model is None:
             raise ConfigError(
                 f"task.script {self.script} ended without fedtorch.client.receive(model), so there is nothing to train"
+            )
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                f"task.script {self.script} calls fedtorch.client.receive with a {type(model).__name__}; give it the "
+                "model, a torch.nn.Module"
             )
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -157,7 +170,7 @@ class Beginning:
     """A run that has not begun, to the script: it is told all rows, and ends where it receives its model."""
 
     def __init__(self, data: OwnData | None, until_rows: bool) -> None:
-        self.data, self._until_rows = data, until_rows
+        self.data, self._until_rows, self._folder = data, until_rows, Path.cwd()
         self.model: nn.Module | None = None
 
     def rows(self, source: str | None, clients: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -169,17 +182,24 @@ class Beginning:
                     "task.data is not set, so fedtorch.client.rows has to say where the rows are and whose: "
                     "rows('rows.jsonl', by='COLUMN'), or iid=8 for shuffled rows"
                 )
+            if (folder := Path.cwd()) != self._folder:  # to which the script has gone: everybody else has not
+                source = str(folder / source)
             self.data = OwnData(source, clients=ClientRule(**clients), splits=SplitRule(0.0, 0.0))
             if self._until_rows:
                 raise _Enough
+        if source is not None:
+            return all_rows(source)
         named = self.data.source
-        return all_rows(source or (named if isinstance(named, str) else None))
+        with present_folder(self._folder):
+            return all_rows(named if isinstance(named, str) else None)
 
     def receive(self, model: nn.Module) -> nn.Module:
         self.model = model
         raise _Enough
 
     def send(self, model: nn.Module, numbers: Mapping[str, float]) -> None:
+        if self.model is not None:  # by a `finally`, or by what goes on after an `except` of everything
+            raise _Enough
         raise ConfigError("the script calls fedtorch.client.send before fedtorch.client.receive")
 
     def running(self) -> bool:

@@ -7,9 +7,11 @@ import warnings
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import torch
+from transformers import Trainer
 
 from fedtorch.config.validate import nearest
 from fedtorch.core import devices
@@ -52,8 +54,12 @@ REFUSED = {
     "precompute_ref_log_probs": "it would take the round's weights as the reference; the start model is passed",
     "sync_ref_model": "the reference is the start model",
     "peft_config": "an adapter is task.model.adapter",
+    "auto_find_batch_size": "it begins again from half-trained weights, with what memory is free; set "
+    "per_device_train_batch_size",
 }
 """Argument, or a pattern -> why it cannot be given, or what is set in its place."""
+_PLAIN = {bool, int, float, str, NoneType}
+_COUNTS = ("per_device_train_batch_size", "gradient_accumulation_steps")
 _SEED = 0xFFFFFFFF  # numpy takes no more
 
 
@@ -69,6 +75,19 @@ def check_names(name: str, given: Mapping[str, Any], kind: type) -> None:
             raise ConfigError(f"{KEY}.{key} is {value} but it is not the user's to set: {reason}; remove it")
         if key not in known:
             raise ConfigError(f"{KEY}.{key} is set but {name} has no argument `{key}`; {nearest(key, known)}")
+        _check_type(name, key, value, get_type_hints(kind)[key])
+    for key in _COUNTS:
+        if given.get(key, 1) < 1:
+            raise ConfigError(f"{KEY}.{key} is {given[key]} but {name} needs at least 1")
+
+
+def _check_type(name: str, key: str, value: Any, hint: Any) -> None:
+    """Refuse a value of another type where the field is a plain one: the library itself would find it in training."""
+    kinds = get_args(hint) or (hint,)
+    fits = type(value) in kinds or (float in kinds and type(value) is int)
+    if set(kinds) <= _PLAIN and not fits:
+        wanted = " or ".join("null" if one is NoneType else one.__name__ for one in kinds)
+        raise ConfigError(f"{KEY}.{key} is {value!r} but {name} takes {wanted}; write it so")
 
 
 def made(
@@ -107,12 +126,14 @@ def made(
 def check_values(
     name: str, kind: type, given: Mapping[str, Any], *, hp: ClientConfig, defaults: Mapping[str, Any], folder: Path
 ) -> None:
-    """Make the arguments once, so that what the library refuses is said before a run begins.
+    """Make arguments, optimiser and schedule once, so that what the library refuses is said before a run begins.
 
     Raises:
         ConfigError: with the library's own words.
     """
     try:
-        made(kind, given, hp=hp, device=devices.CPU, folder=folder, seed=0, defaults=defaults)
-    except (TypeError, ValueError) as error:
+        arguments = made(kind, given, hp=hp, device=devices.CPU, folder=folder, seed=0, defaults=defaults)
+        if arguments.optim_target_modules is None and "lomo" not in arguments.optim:  # these look at the model
+            Trainer(model=torch.nn.Linear(1, 1), args=arguments).create_optimizer_and_scheduler(1)
+    except (TypeError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(f"{KEY} is refused by {name}: {error}") from error

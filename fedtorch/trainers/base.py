@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from fedtorch.core.client import ClientState
+from fedtorch.core.errors import ConfigError
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.settings import ClientConfig, TrainerConfig
 from fedtorch.trainers.check import Repeated
+
+
+def own(task: Any) -> Any:
+    """The task as the config names it, also where all clients' rows are one client's (`paradigm: centralized`)."""
+    return getattr(task, "parts", task)
 
 
 class Trainer:
@@ -47,12 +55,32 @@ class Trainer:
             ConfigError: it names the key.
         """
 
+    def refuse_kept_optimizer(self, hp: ClientConfig) -> None:
+        """Refuse `optimizer_state` and `schedule_span` where the optimiser is made by a client's own code.
+
+        Raises:
+            ConfigError: one is set.
+        """
+        for key, plain in (("optimizer_state", "reset"), ("schedule_span", "round")):
+            if (value := getattr(hp, key)) != plain:
+                raise ConfigError(
+                    f"client.{key} is {value} but client.trainer is {self.settings.name}, which makes its optimiser by "
+                    f"itself; remove client.{key}"
+                )
+
     def check_module(self, module: nn.Module) -> None:
         """Refuse a model that the trainer cannot train.
 
         Raises:
             ConfigError: it says why.
         """
+
+    def misfit(self, state: ClientState, shapes: Mapping[str, tuple[int, ...]], hp: ClientConfig) -> str:
+        """Say what is wrong with a client's state from a checkpoint, as a clause; empty if nothing is.
+
+        shapes: of the trained parameters, by name.
+        """
+        return ""
 
     def train(self, job: ClientJob, weights: Tensor) -> LossCurve:
         """Train from `weights` (flat, shared) and the client's private ones; the engine has the result.

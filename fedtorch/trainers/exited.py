@@ -26,4 +26,5 @@ def exits_are_errors(what: str) -> Iterator[None]:
         yield
     except SystemExit as error:
         if error.code not in (None, 0):
-            raise Exited(f"{what} ended with exit({error.code!r})") from None
+            code = error.code if isinstance(error.code, int) else "a text"  # which may quote a row
+            raise Exited(f"{what} ended with exit({code})") from None

@@ -18,13 +18,14 @@ from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.settings import ClientConfig, TrainerConfig
 from fedtorch.trainers import process_state
-from fedtorch.trainers.base import Trainer
+from fedtorch.trainers.base import Trainer, own
 from fedtorch.trainers.exited import exits_are_errors
 from fedtorch.trainers.module_state import ModuleState
 from fedtorch.trainers.reference import start_model
 from fedtorch.trainers.watched import watched
 
 _PARAMETERS = ("model", "rows", "context")
+_EXACT = 2**53  # up to it checkpoints hold every whole number
 
 
 class State(MutableMapping[str, "Tensor | float | int"]):
@@ -38,6 +39,10 @@ class State(MutableMapping[str, "Tensor | float | int"]):
         return self._state.tensors[key].clone() if key in self._state.tensors else self._state.numbers[key]
 
     def __setitem__(self, name: str, value: Tensor | float | int) -> None:
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            raise UpdateError(f"context.state takes dense tensors, and `{name}` is {value.layout}; keep its to_dense()")
+        if type(value) is int and abs(value) > _EXACT:
+            raise UpdateError(f"context.state takes whole numbers up to 2**53, and `{name}` is larger; keep a tensor")
         if isinstance(value, Tensor):
             self._state.numbers.pop(TRAINER + name, None)
             self._state.tensors[TRAINER + name] = value.detach().cpu().clone()
@@ -92,7 +97,7 @@ class Context:
     @property
     def tokenizer(self) -> Any:
         """The task's tokenizer; not to be changed."""
-        return self.task.vocabulary
+        return own(self.task).vocabulary
 
     def start_model(self) -> nn.Module:
         """A copy of the model with the weights that the run began with, in eval mode."""
@@ -121,6 +126,7 @@ class FunctionTrainer(Trainer):
 
     def check(self, hp: ClientConfig, task: Any) -> None:
         """Refuse what cannot be called with (model, rows, context)."""
+        self.refuse_kept_optimizer(hp)
         try:
             inspect.signature(self._function).bind(*_PARAMETERS)
         except (TypeError, ValueError) as error:
@@ -172,10 +178,10 @@ def numbers_of(found: Any, what: str) -> dict[str, float]:
         raise UpdateError(f"{what} returned a {type(found).__name__}, expected a mapping of names and numbers, or None")
     numbers = {}
     for name, value in (found or {}).items():
+        if not isinstance(name, str) or not name.isidentifier() or len(name) > 40:
+            raise UpdateError(f"{what} named a number in a way that is no identifier of at most 40 letters")
         number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
         if not isinstance(number, int | float):
             raise UpdateError(f"{what} gave a {type(value).__name__} as `{name}`, expected a number")
-        if not isinstance(name, str) or not name.isidentifier() or len(name) > 40:
-            raise UpdateError(f"{what} named a number in a way that is no identifier of at most 40 letters")
         numbers[name] = float(number) if math.isfinite(number) else math.nan
     return numbers

@@ -15,6 +15,7 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from fedtorch.core import devices
+from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
@@ -22,7 +23,7 @@ from fedtorch.train.settings import ClientConfig
 from fedtorch.trainers import arguments, process_state
 from fedtorch.trainers.base import Trainer
 from fedtorch.trainers.module_state import ModuleState
-from fedtorch.trainers.over_rounds import Kept, continued
+from fedtorch.trainers.over_rounds import Kept, continued, misfit
 
 _NOT_MEASURED = {
     "loss",
@@ -77,6 +78,10 @@ class HuggingFace(Trainer):
     def tells_losses(self) -> bool:
         """Where every step is logged."""
         return self.settings.args.get("logging_steps", 1) == 1 and "logging_strategy" not in self.settings.args
+
+    def misfit(self, state: ClientState, shapes: Mapping[str, tuple[int, ...]], hp: ClientConfig) -> str:
+        """Say what is wrong with the optimiser that was kept, or with the place in a schedule."""
+        return misfit(state, shapes, hp)
 
     def run(self, job: ClientJob, weights: Tensor) -> LossCurve:
         """Train as the library does, on this rank's device; its log gives the losses."""

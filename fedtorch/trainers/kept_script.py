@@ -26,6 +26,7 @@ class KeptScript:
         self._rounds: queue.Queue[Any] = queue.Queue()
         self._done: queue.Queue[BaseException | None] = queue.Queue()
         self._side: Any = None
+        self.has_failed = False
         self._thread = threading.Thread(target=self._whole, args=(run,), daemon=True, name=NAME)
 
     def round(self, side: Any) -> None:
@@ -40,6 +41,7 @@ class KeptScript:
             self._thread.start()
         self._rounds.put(side)
         if (error := self._done.get()) is not None:
+            self.has_failed = True
             raise error
 
     def _whole(self, run: Callable[[], None]) -> None:

@@ -14,13 +14,18 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from fedtorch.core import devices
+from fedtorch.core.client import ClientState
 from fedtorch.core.seeds import seed_for
+from fedtorch.core.shown import shortened
 from fedtorch.core.state_keys import TRAINER
 from fedtorch.train.job import ClientJob
 from fedtorch.train.optim import load_state, state_of
+from fedtorch.train.settings import ClientConfig
 
 _STEPS, _MOMENTS, _SCHEDULE, _RANDOM = (f"{TRAINER}{name}" for name in ("steps", "moments/", "schedule/", "random/"))
 _PURPOSE = "trainer"  # of seeds
+_LIKE_PARAMETER = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
+"""What optimisers keep in the form of the parameter (Adafactor that of a vector alone)"""
 
 
 class Kept:
@@ -47,8 +52,13 @@ class Kept:
 
     @property
     def schedule_steps(self) -> int | None:
-        """Steps of one schedule; None: as many as the round's."""
-        return self._job.steps_of_the_run(len(self._job.examples)) if self._goes_on else None
+        """Steps of one schedule; None: as many as the round's.
+
+        A client that was drawn for more rounds than was expected goes on, on a schedule as long as its own steps.
+        """
+        if not self._goes_on:
+            return None
+        return max(self._job.steps_of_the_run(len(self._job.examples)), self._taken + (self._job.hp.steps or 0))
 
     @property
     def optimizer(self) -> tuple[dict[str, Tensor], dict[str, int | float]] | None:
@@ -145,6 +155,29 @@ def continued(kind: type, kept: Kept) -> Any:
 
     Continued.__name__, Continued.__qualname__ = kind.__name__, kind.__qualname__
     return Continued
+
+
+def misfit(state: ClientState, shapes: Mapping[str, tuple[int, ...]], hp: ClientConfig) -> str:
+    """Say what is wrong with what `Kept` has left in a state, as a clause; empty if nothing is.
+
+    shapes: of the trained parameters, by name.
+    """
+    for path, value in _below({**state.tensors, **state.numbers}, _MOMENTS).items():
+        name, _, key = path.rpartition("/")
+        if name not in shapes:
+            return f"has {shortened(path)}, which is of no parameter that is trained"
+        if key in _LIKE_PARAMETER and (not isinstance(value, Tensor) or tuple(value.shape) != shapes[name]):
+            return f"has no tensor of {shapes[name]} as {shortened(path)}"
+    if hp.schedule_span != "run" or not state.numbers.get(_STEPS):
+        return ""
+    if _SCHEDULE + "last_epoch" not in state.numbers:
+        return f"has no `{_SCHEDULE}last_epoch`, where the schedule goes on"
+    kept = _below(state.tensors, _RANDOM)
+    for name, wanted in generators(devices.CPU).items():
+        value = kept.get(name)
+        if value is None or value.dtype != wanted.dtype or (name != "python_normal" and value.shape != wanted.shape):
+            return f"has no state of a generator as `{_RANDOM}{name}`, with which the training goes on"
+    return ""
 
 
 def generators(device: torch.device) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 
 import fedtorch.client as script_side
 from fedtorch.core.errors import ConfigError, UpdateError
+from fedtorch.core.own_frames import is_own
 from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.settings import ClientConfig
 from fedtorch.trainers import process_state
-from fedtorch.trainers.base import Trainer
+from fedtorch.trainers.base import Trainer, own
 from fedtorch.trainers.exited import exits_are_errors
 from fedtorch.trainers.function import numbers_of
 from fedtorch.trainers.kept_script import KeptScript
@@ -42,7 +44,15 @@ class Script(Trainer):
 
     def check(self, hp: ClientConfig, task: Any) -> None:
         """Refuse tasks without a script."""
-        if not hasattr(task, "script"):
+        self.refuse_kept_optimizer(hp)
+        for key, value, instead in (
+            ("client.steps", hp.steps, "the script itself says how long it trains"),
+            ("client.trainer.args", self.settings.args, "its command line is task.arguments"),
+            ("client.trainer.rows", self.settings.rows, "it gets what fedtorch.client.rows() gives"),
+        ):
+            if value:
+                raise ConfigError(f"{key} is {value} but client.trainer is script: {instead}; remove {key}")
+        if not hasattr(own(task), "script"):
             raise ConfigError(
                 "client.trainer is script but task.name is none: use `fedtorch run --script FILE`, or set task.name to "
                 "script and task.script to the file"
@@ -51,7 +61,7 @@ class Script(Trainer):
     def run(self, job: ClientJob, weights: Tensor) -> LossCurve:
         """Run the script, whose own model gets the weights and gives them back."""
         job.engine.load(weights, job.private)
-        task: Any = job.task
+        task = own(job.task)
         with process_state.lent(job.engine.device, job.seed("trainer")), watched(job.on_step) as seen:
             side = _InRound(job, seen)
             if task.keep == "process":
@@ -66,8 +76,8 @@ class Script(Trainer):
         return seen.curve(side.numbers)
 
     def _kept_script(self, task: Any) -> KeptScript:
-        """The script that goes on from round to round; one for all clients of this rank."""
-        if self._kept is None:
+        """The script that goes on from round to round, one for all clients of this rank; anew where it has failed."""
+        if self._kept is None or self._kept.has_failed:
             self._kept = KeptScript(lambda: run_script(task.script))
         return self._kept
 
@@ -77,12 +87,13 @@ class _InRound:
 
     def __init__(self, job: ClientJob, seen: Seen) -> None:
         self._job, self._seen = job, seen
-        self._begun = False
+        self._begun, self._folder = False, Path.cwd()
         self.numbers: dict[str, float] | None = None
 
     def rows(self, source: str | None, clients: Mapping[str, Any]) -> list[dict[str, Any]]:
         task: Any = self._job.task
-        found: list[dict[str, Any]] = task.raw_rows(self._job.client.name, "train")
+        with present_folder(self._folder):  # the script may have left it, and data/ is there
+            found: list[dict[str, Any]] = task.raw_rows(self._job.client.name, "train")
         return found
 
     def receive(self, model: nn.Module) -> nn.Module:
@@ -136,8 +147,38 @@ def run_script(path: Path) -> None:
     Raises:
         UpdateError: it asked the process to exit, other than with 0.
     """
-    with exits_are_errors(f"the script {path.name}"):
-        runpy.run_path(str(path.resolve()), run_name="__main__")
+    path = path.resolve()
+    with _neighbours(path.parent), exits_are_errors(f"the script {path.name}"):
+        runpy.run_path(str(path), run_name="__main__")
+
+
+@contextmanager
+def _neighbours(folder: Path) -> Iterator[None]:
+    """Modules of the script's folder that are imported inside are forgotten: the next run of a script has its own.
+
+    What they remember would go from client to client, and a neighbour of another script's could have their name.
+    """
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in set(sys.modules) - before:
+            module = sys.modules[name]
+            places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+            found = next((Path(place) for place in places if place), None)
+            if found is not None and found.is_relative_to(folder) and is_own(found):
+                del sys.modules[name]
+
+
+@contextmanager
+def present_folder(folder: Path) -> Iterator[None]:
+    """Inside it `folder` is the present one."""
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 @contextmanager

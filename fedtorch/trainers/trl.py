@@ -11,6 +11,7 @@ from torch import nn
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.extras import require
 from fedtorch.train.settings import ClientConfig, TrainerConfig
+from fedtorch.trainers.base import own
 from fedtorch.trainers.hugging_face import HuggingFace, Round
 from fedtorch.trainers.over_rounds import continued
 from fedtorch.trainers.reference import start_model
@@ -57,6 +58,12 @@ class OfTRL(HuggingFace):
                 f"rows have {', '.join(task.raw_columns)}"
             )
         super().check(hp, task)
+        known: dict[str, int] = getattr(getattr(own(task), "vocabulary", None), "get_vocab", dict)()
+        for key in ("eos_token", "pad_token"):
+            if (token := self.settings.args.get(key)) is not None and token not in known:
+                raise ConfigError(
+                    f"client.trainer.args.{key} is {token} but the tokenizer of task.model has no such token; remove it"
+                )
 
     def check_module(self, module: nn.Module) -> None:
         """Refuse a model that does not foretell the next token."""
@@ -73,7 +80,7 @@ class OfTRL(HuggingFace):
         import trl
 
         rows = chosen(round.rows, self.columns, self.settings.name)
-        kept, task = round.callback.kept, cast("HasVocabulary", round.job.task)
+        kept, task = round.callback.kept, cast("HasVocabulary", own(round.job.task))
         return continued(getattr(trl, f"{self.name}Trainer"), kept)(
             model=round.job.engine.module,
             args=round.args,
@@ -104,7 +111,7 @@ class _WithReference(OfTRL):
 
     def more(self, round: Round) -> dict[str, Any]:
         """`ref_model`."""
-        of_round = getattr(round.job.task, "reference", "start") == "round"
+        of_round = getattr(own(round.job.task), "reference", "start") == "round"
         return {"ref_model": start_model(round.job, round.weights if of_round else None)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from harness import make_runner
 from trained_otherwise import config_of, job_of, runner_of, task_of
 
+from fedtorch.config.schema import CheckpointConfig
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError, FedtorchError, UpdateError
 from fedtorch.train.settings import TrainerConfig
@@ -37,20 +39,16 @@ def test_it_trains_in_place_and_its_numbers_are_the_reports(tmp_path: Path) -> N
 
 
 def test_what_it_keeps_is_there_in_the_next_round_and_after_a_resume(tmp_path: Path) -> None:
-    from fedtorch.config.schema import CheckpointConfig
-
     config = config_of(tmp_path, named("sgd"), rounds=3, checkpoint=CheckpointConfig(every=1))
     runner = make_runner(config)
     whole = runner.run()
     assert runner.context.store.get("south").numbers["trainer/rounds"] == 3
 
-    from dataclasses import replace
-
     parts = replace(config_of(tmp_path / "parts", named("sgd"), task=config.task), rounds=2)
     parts = replace(parts, checkpoint=CheckpointConfig(every=1))
     make_runner(parts).run()
     gone_on = make_runner(replace(parts, rounds=3))
-    found = gone_on.run(2)
+    found = gone_on.run(resume=2)
     assert gone_on.context.store.get("south").numbers["trainer/rounds"] == 3
     assert found.digest == whole.digest
 
@@ -150,3 +148,19 @@ def test_check_finds_what_remembers_and_passes_what_does_not(tmp_path: Path) -> 
 def test_what_is_no_trainer_is_refused(tmp_path: Path, trainer: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         runner_of(tmp_path, trainer)
+
+
+def test_its_state_may_have_any_names_and_numbers_when_a_run_is_resumed(tmp_path: Path) -> None:
+    config = config_of(tmp_path, named("keeps_all_kinds"), checkpoint=CheckpointConfig(every=1))
+    make_runner(replace(config, rounds=1)).run()
+    runner = make_runner(config)
+    runner.run(resume=1)
+    numbers = runner.context.store.get("south").numbers
+    assert (numbers["trainer/steps"], numbers["trainer/seen"]) == (-1, 1)
+
+
+@pytest.mark.parametrize("name", ["keeps_sparse", "keeps_too_large"])
+def test_what_no_checkpoint_holds_is_refused_where_it_is_kept(tmp_path: Path, name: str) -> None:
+    job = job_of(runner_of(tmp_path, named(name)))
+    with pytest.raises(UpdateError, match="context.state takes .* and `m` is"):
+        job.train(job.received["weights"])

@@ -14,6 +14,7 @@ import torch
 from own_rows import classifier, weather, write_rows
 from trained_otherwise import ARGS, by_hand, job_of, runner_of, task_of, weights
 
+from fedtorch.core.errors import ConfigError
 from fedtorch.core.seeds import seed_for
 from fedtorch.train.settings import TrainerConfig
 
@@ -91,3 +92,30 @@ def test_every_round_has_a_seed_of_its_own(tmp_path: Path, round: int) -> None:
     job, other = (job_of(runner_of(tmp_path / str(n), PLAIN, task=task_of(tmp_path)), round=n) for n in (round, 2))
     one, two = job.train(job.received["weights"]), other.train(other.received["weights"])
     assert one.losses != two.losses
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"learning_rate": "1e-2"}, "args.learning_rate is '1e-2' but transformers takes float"),
+        ({"learning_rate": None}, "args.learning_rate is None but transformers takes float"),
+        ({"per_device_train_batch_size": 2.5}, "args.per_device_train_batch_size is 2.5 but transformers takes int"),
+        ({"dataloader_prefetch_factor": "x"}, "takes int or null"),
+        ({"per_device_train_batch_size": 0}, "args.per_device_train_batch_size is 0 but transformers needs at least 1"),
+        ({"gradient_accumulation_steps": 0}, "args.gradient_accumulation_steps is 0 but transformers needs at least 1"),
+        ({"log_level": "loud"}, "args is refused by transformers: 'loud'"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "args is refused by transformers: "),
+        ({"adam_beta1": 1.5}, "args is refused by transformers: "),
+        ({"auto_find_batch_size": True}, "it begins again from half-trained weights"),
+    ],
+)
+def test_an_argument_that_no_training_could_begin_with_is_refused_before_it(
+    tmp_path: Path, args: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        runner_of(tmp_path, TrainerConfig("transformers", args))
+
+
+def test_a_whole_number_is_a_rate_too(tmp_path: Path) -> None:
+    job = job_of(runner_of(tmp_path, TrainerConfig("transformers", {"learning_rate": 1, "optim": "sgd"})))
+    assert len(job.train(job.received["weights"])) == 3

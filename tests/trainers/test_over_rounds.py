@@ -11,9 +11,12 @@ import torch
 from harness import make_runner
 from trained_otherwise import ARGS, by_hand, config_of, job_of, runner_of, task_of
 
+from fedtorch.config.clients import ClientsConfig
+from fedtorch.config.schema import CheckpointConfig
 from fedtorch.core.client import ClientState
-from fedtorch.core.errors import ConfigError
+from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.core.seeds import seed_for
+from fedtorch.rounds.restored import check_client
 from fedtorch.train.settings import TrainerConfig
 
 GOES_ON: dict[str, Any] = {"steps": 4, "optimizer_state": "keep", "schedule_span": "run"}
@@ -93,3 +96,45 @@ def test_generators_come_back_as_they_were() -> None:
     first = random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand(), torch.rand(3).tolist()
     put_back_generators(kept, torch.device("cpu"))
     assert first == (random.gauss(0, 1), random.random(), np.random.normal(), np.random.rand(), torch.rand(3).tolist())
+
+
+def test_a_client_that_is_drawn_more_often_than_expected_trains_on(tmp_path: Path) -> None:
+    trainer = TrainerConfig("transformers", {**ARGS, "lr_scheduler_type": "cosine"})
+    clients = ClientsConfig(per_round=1)
+    runner = make_runner(config_of(tmp_path, trainer, rounds=9, client=GOES_ON, clients=clients))
+    runner.run()
+    steps = [runner.context.store.get(name).numbers["trainer/steps"] for name in ("north", "south", "west")]
+    assert sum(steps) == 9 * 4 and max(steps) > 3 * 4
+
+
+@pytest.mark.parametrize("per_round", ["all", 1])
+def test_one_training_over_rounds_is_the_same_when_it_is_interrupted(tmp_path: Path, per_round: Any) -> None:
+    trainer = TrainerConfig("transformers", {**ARGS, "lr_scheduler_type": "cosine"})
+    settings: dict[str, Any] = {"client": GOES_ON, "clients": ClientsConfig(per_round=per_round), "rounds": 4}
+    settings["checkpoint"] = CheckpointConfig(every=1, keep=9)
+    config = config_of(tmp_path, trainer, **settings)
+    whole = make_runner(config).run()
+    assert make_runner(config).run(resume=2).digest == whole.digest
+
+
+DAMAGE: dict[str, Any] = {
+    "trainer/moments/transformer.wte.weight/exp_avg": torch.zeros(3),
+    "trainer/moments/nowhere/exp_avg": torch.zeros(3),
+    "trainer/random/torch": torch.zeros(3),
+    "trainer/random/python": None,
+    "trainer/schedule/last_epoch": None,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_state_that_a_training_cannot_go_on_from_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    trainer = TrainerConfig("transformers", ARGS)
+    config = config_of(tmp_path, trainer, rounds=1, client=GOES_ON, checkpoint=CheckpointConfig(every=1))
+    runner = make_runner(config)
+    runner.run()
+    state = runner.context.store.get("north").copy()
+    state.tensors.pop(name, None), state.numbers.pop(name, None)
+    if DAMAGE[name] is not None:
+        state.tensors[name] = DAMAGE[name]
+    with pytest.raises(CheckpointError, match=f"the state of client 'north' in .*{name.rpartition('/')[2]}"):
+        check_client(runner.context, "north", state, tmp_path, 1)

@@ -199,3 +199,121 @@ def test_rows_of_the_config_are_the_scripts(folder: Path) -> None:
     data = "task.data={source: rows.jsonl, clients: {iid: 5}, splits: {dev: 0, test: 0}}"
     result = run("train.py", "run.dir=one", "rounds=1", data)
     assert [entry["examples"] for entry in result.results["clients"].values()] == [6] * 5
+
+
+@pytest.mark.parametrize("more", ["sys.exit('a secret')", "fl.send(model, {'a secret': 'x'})"])
+def test_no_text_of_a_script_is_in_what_is_said_of_its_failure(folder: Path, more: str) -> None:
+    script(folder, f"if fl.name() == 'north':\n    {more}")
+    result = run("train.py", "run.dir=one", "rounds=1")
+    assert result.results["clients"]["north"]["status"].startswith("failed:")
+    said = [line for line in (folder / "one/log.rank0.txt").read_text().splitlines() if "client north failed" in line]
+    assert said and not any("secret" in line for line in said)
+
+
+@pytest.mark.parametrize("clause", ["finally:", "except BaseException:"])
+def test_a_script_that_sends_whatever_happens_is_begun_like_any_other(folder: Path, clause: str) -> None:
+    text = SCRIPT.format(more="").replace("model = fl.receive(model)", "try:\n    fl.receive(model)\n" + clause)
+    text = text.replace(clause, clause + "\n    if fl.name() == 'none':\n        fl.send(model)")
+    script(folder, text=text)
+    result = run("train.py", "run.dir=one", "rounds=1")
+    assert {entry["status"] for entry in result.results["clients"].values()} == {"ok"}
+
+
+def test_a_module_beside_the_script_is_as_new_for_every_client(folder: Path) -> None:
+    (folder / "beside.py").write_text("calls = []\n")
+    script(folder, "import beside\nbeside.calls.append(1)\nassert len(beside.calls) == 1")
+    result = run("train.py", "run.dir=one")
+    assert {entry["status"] for entry in result.results["clients"].values()} == {"ok"}
+    assert "beside" not in sys.modules
+
+
+def test_modules_of_one_name_beside_two_scripts_are_each_scripts_own(folder: Path) -> None:
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / "beside.py").write_text(f"name = '{name}'\n")
+        script(folder, f"import beside\nassert beside.name == '{name}'", name=f"{name}/train.py")
+        result = run(f"{name}/train.py", f"run.dir=of_{name}", "rounds=1")
+        assert {entry["status"] for entry in result.results["clients"].values()} == {"ok"}
+
+
+@pytest.mark.parametrize("failure", ["1 / 0", "raise SystemExit(2)"])
+def test_a_kept_script_that_failed_is_begun_anew_for_the_next_client(folder: Path, failure: str) -> None:
+    text = LOOP.replace(
+        "    fl.step()", f"    if fl.name() == 'north' and fl.round() == 1:\n        {failure}\n    fl.step()"
+    )
+    script(folder, text=text)
+    result = run("train.py", "run.dir=one", "task.keep=process", "rounds=2")
+    statuses = {name: entry["status"] for name, entry in result.results["clients"].items()}
+    assert statuses.pop("north").startswith("failed:") and set(statuses.values()) == {"ok"}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_script_may_go_to_its_own_folder(folder: Path, when: str) -> None:
+    (folder / "sub").mkdir()
+    source = "rows.jsonl" if when == "after" else "../rows.jsonl"
+    lines = [
+        "import os\nos.chdir(os.path.dirname(os.path.abspath(__file__)))",
+        f"rows = fl.rows('{source}', by='home')",
+    ]
+    text = SCRIPT.format(more="").replace('rows = fl.rows("rows.jsonl", by="home")', "{first}\n{then}")
+    first, then = lines if when == "before" else lines[::-1]
+    script(folder, name="sub/train.py", text=text.replace("{first}", first).replace("{then}", then))
+    script(folder)
+    moved, plain = run("sub/train.py", "run.dir=moved"), run("train.py", "run.dir=plain")
+    assert moved.digest == plain.digest
+
+
+def test_a_script_finds_the_rows_of_the_config_wherever_it_goes(folder: Path) -> None:
+    text = SCRIPT.format(more="").replace('fl.rows("rows.jsonl", by="home")', "fl.rows()")
+    script(folder, text=text.replace("import sys", "import os, sys\nos.chdir('/')"))
+    data = "task.data={source: rows.jsonl, clients: {iid: 5}, splits: {dev: 0, test: 0}}"
+    result = run("train.py", "run.dir=one", "rounds=1", data)
+    assert [entry["status"] for entry in result.results["clients"].values()] == ["ok"] * 5
+
+
+def test_a_column_with_a_dot_in_its_name_is_the_scripts_too(folder: Path) -> None:
+    rows = [{**row, "size.cm": 1, "nested": {"x": None}} for row in answers()]
+    write_rows(folder / "rows.jsonl", rows)
+    script(folder, "assert rows[0]['size.cm'] == 1 and rows[0]['nested'] == {'x': None}, rows[0]")
+    result = run("train.py", "run.dir=one", "rounds=1")
+    assert {entry["status"] for entry in result.results["clients"].values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["client.trainer=null"], "client.trainer is null but task.name is script"),
+        (["client.trainer=transformers"], "client.trainer is transformers but task.name is script"),
+        (["per_client.north={trainer: transformers}"], "client.trainer is transformers but task.name is script"),
+        (
+            ["client.trainer={name: script, args: {lr: 1}}"],
+            "client.trainer.args is .* command line is task.arguments",
+        ),
+        (["client.trainer={name: script, rows: raw}"], "client.trainer.rows is raw"),
+        (["client.steps=3"], "client.steps is 3 but client.trainer is script"),
+        (["client.optimizer_state=keep"], "client.optimizer_state is keep but client.trainer is script"),
+    ],
+)
+def test_keys_that_a_script_does_not_read_are_refused(folder: Path, sets: list[str], words: str) -> None:
+    script(folder)
+    with pytest.raises(ConfigError, match=words):
+        run("train.py", "run.dir=one", *sets)
+
+
+def test_what_is_received_into_is_a_model(folder: Path) -> None:
+    script(folder, text=SCRIPT.format(more="").replace("fl.receive(model)", "fl.receive('model')"))
+    with pytest.raises(ConfigError, match="calls fedtorch.client.receive with a str"):
+        run("train.py", "run.dir=one")
+
+
+def test_a_script_also_trains_on_all_rows_at_once(folder: Path) -> None:
+    script(folder)
+    result = run("train.py", "run.dir=one", "paradigm=centralized", "rounds=1")
+    assert result.results["clients"]["all"] == {**result.results["clients"]["all"], "status": "ok", "examples": 30}
+
+
+def test_an_audit_of_a_script_says_why_there_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script(folder)
+    run("train.py", "run.dir=one", "rounds=1")
+    assert main(["audit", "one"]) == 2
+    assert "whose batches only the script itself makes" in capsys.readouterr().err

@@ -6,16 +6,19 @@ import copy
 import gc
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from harness import make_runner
 from own_rows import classifier, names, tagger, weather, write_rows
-from trained_otherwise import ARGS, job_of, runner_of, task_of, weights
+from trained_otherwise import ARGS, config_of, job_of, runner_of, task_of, weights
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.seeds import seed_for
+from fedtorch.train.attacks.settings import AttackConfig
 from fedtorch.train.settings import TrainerConfig
 
 pytest.importorskip("trl")
@@ -120,3 +123,28 @@ def test_without_trl_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("fedtorch.core.extras.find_spec", lambda package: None if package == "trl" else package)
     with pytest.raises(ConfigError, match=r"needs trl, which is not installed; pip install 'fedtorch-nlp\[trl\]'"):
         runner_of(tmp_path, SFT)
+
+
+def test_it_also_trains_on_the_rows_of_all_clients_at_once(tmp_path: Path) -> None:
+    runner = make_runner(config_of(tmp_path, SFT, rounds=1, paradigm="centralized"))
+    assert [(report.client, report.status) for report in runner.trainer.train_cohort()] == [("all", "ok")]
+
+
+def test_attacks_on_updates_are_possible_and_those_on_tokenised_rows_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDTORCH_TESTING", "1")
+    attack = AttackConfig(kind="signflip", clients=("north",))
+    runner = make_runner(config_of(tmp_path, SFT, rounds=1, attack=attack))
+    plain = make_runner(config_of(tmp_path / "plain", SFT, rounds=1, task=task_of(tmp_path)))
+    runner.run(), plain.run()
+    moved = [each.context.server.tensors["weights"] for each in (runner, plain)]
+    assert not torch.equal(*moved)
+    with pytest.raises(ConfigError, match="attack.kind is labelflip, which changes tokenised examples"):
+        runner_of(tmp_path, SFT, attack=replace(attack, kind="labelflip"))
+
+
+@pytest.mark.parametrize("key", ["eos_token", "pad_token"])
+def test_a_token_that_the_tokenizer_lacks_is_refused_before_anything_is_trained(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"client.trainer.args.{key} is <nowhere> but the tokenizer of task.model"):
+        runner_of(tmp_path, TrainerConfig("trl.SFT", {**ARGS, key: "<nowhere>"}))

@@ -121,3 +121,27 @@ def sees_ranks(model: Any, rows: Any, context: Any) -> dict[str, float]:
 
 def two_arguments(model: Any, rows: Any) -> None:
     pass
+
+
+def keeps_all_kinds(model: Any, rows: Any, context: Any) -> None:
+    """Names that the package has for things of its own, and numbers that are no counts."""
+    kept = {
+        "epoch": 0.5, "steps": -1, "best": float("inf"), "optimizer/m": torch.arange(6.0).view(2, 3).t(),
+        "flag": torch.tensor([True]), "nothing": torch.zeros(0), "half": torch.ones(2, dtype=torch.bfloat16),
+        "large": 2**53,
+    }  # fmt: skip
+    if context.round:
+        assert sorted(context.state) == sorted({*kept, "seen"})
+        assert all(torch.equal(torch.as_tensor(context.state[name]), torch.as_tensor(kept[name])) for name in kept)
+    context.state.update(kept)
+    sgd(model, rows, context)
+    del context.state["rounds"], context.state["last"]
+    context.state["seen"] = context.round
+
+
+def keeps_sparse(model: Any, rows: Any, context: Any) -> None:
+    context.state["m"] = torch.eye(3).to_sparse()
+
+
+def keeps_too_large(model: Any, rows: Any, context: Any) -> None:
+    context.state["m"] = 2**53 + 1

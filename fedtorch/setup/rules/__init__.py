@@ -32,6 +32,7 @@ SUBJECTS: tuple[Subject, ...] = (
     algorithm.SUBJECT,
     references.SUBJECT,
     engine.SUBJECT,
+    trainers.SCRIPTS,
     trainers.SUBJECT,
     vectors.SUBJECT,
     evaluation.SUBJECT,

@@ -9,6 +9,7 @@ from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
+from fedtorch.train.attacks.settings import OF_ROWS
 from fedtorch.train.settings import TrainerConfig
 from fedtorch.trainers.named import trainer_of
 
@@ -20,6 +21,16 @@ def the_trainer_is_known(plan: Plan) -> None:
     for hp in plan.settings:
         if hp.trainer is not None:
             trainer_of(hp.trainer).check(hp, plan.training)
+
+
+def a_script_trains_itself(plan: Plan) -> None:
+    """Refuse to train the model of a script by anything that asks the task for batches."""
+    for hp in plan.settings:
+        if hp.trainer is None or not (hp.trainer.name == "script" or hp.trainer.is_function):
+            raise ConfigError(
+                f"client.trainer is {'null' if hp.trainer is None else hp.trainer.name} but task.name is script, whose "
+                "batches only the script itself makes; set client.trainer to script"
+            )
 
 
 def the_algorithm_leaves_steps_alone(plan: Plan) -> None:
@@ -75,10 +86,11 @@ def the_task_has_raw_rows(plan: Plan) -> None:
                 f"{WHY.format(trainer.name)}it reads raw rows, which the task {plan.config.task_name} does not have; "
                 "use data of your own (causal_lm, preference)"
             )
-        if plan.config.attack.kind != "none":
+        if plan.config.attack.kind in OF_ROWS:
             raise ConfigError(
                 f"{WHY.format(trainer.name)}attack.kind is {plan.config.attack.kind}, which changes tokenised examples "
-                "that a trainer of raw rows does not read; set client.trainer.rows to examples"
+                "that a trainer of raw rows does not read; set attack.kind to one that changes updates (signflip), or "
+                "client.trainer to one that reads examples (transformers)"
             )
 
 
@@ -107,4 +119,9 @@ SUBJECT = Subject(
         the_task_has_raw_rows,
     ),
     of_module=(the_model_is_the_trainers,),
+)
+SCRIPTS = Subject(
+    "Scripts of the user's",
+    applies=lambda plan: plan.config.task_name == "script",
+    of_plan=(a_script_trains_itself,),
 )
