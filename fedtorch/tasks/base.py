@@ -343,6 +343,11 @@ class Merged(Task):
         manifest = self.parts.manifest()
         return [row for name in manifest if manifest[name].get(split) for row in self.parts.raw_rows(name, split)]
 
+    @property
+    def vocabulary(self) -> Any:
+        """The tokenizer of `parts`, which trainers of raw rows ask for."""
+        return self.parts.vocabulary  # type: ignore[attr-defined]
+
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """As in `parts`."""
         return self.parts.collate(examples, train)
