@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.shown import for_csv, for_markdown, markdown_row
-from fedtorch.metrics.about import about, counts_hits
+from fedtorch.metrics.about import about, counts_hits, is_never_share
 from fedtorch.metrics.intervals import of_mean, wilson
 from fedtorch.report.compared import by_settings, figure
 from fedtorch.report.find_runs import NamedRun
@@ -65,7 +65,9 @@ class Table:
     @property
     def is_percent(self) -> bool:
         """Are all figures shares?"""
-        return all(0 <= value <= 1 for row in self.rows for values in row.values.values() for value in values)
+        return not is_never_share(self.metric) and all(
+            0 <= value <= 1 for row in self.rows for values in row.values.values() for value in values
+        )
 
 
 def build(runs: Sequence[NamedRun], metric: str | None) -> Table:

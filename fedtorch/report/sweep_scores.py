@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.metrics.about import is_never_share
 from fedtorch.report.groups import Group, differences
 
 AVERAGES = ("macro", "micro")
@@ -63,7 +64,7 @@ class Sweep:
     def is_percent(self) -> bool:
         """Are all figures shares?"""
         figures = (f for line in self.lines for point in line.points for f in point.figures.values())
-        return all(0 <= value <= 1 for values in figures for value in values)
+        return not is_never_share(self.metric) and all(0 <= value <= 1 for values in figures for value in values)
 
 
 def sweep_of(groups: Sequence[Group], metric: str, key: str | None) -> Sweep:

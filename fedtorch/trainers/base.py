@@ -23,7 +23,7 @@ def own(task: Any) -> Any:
 class Trainer:
     """Trains the module of an engine in place; the engine has loaded the weights, and takes the difference afterwards.
 
-    What is left behind in the module and in the process is put back by `borrowed.lent`, whoever trains.
+    What is left behind is put back, whoever trains: in the module by `ModuleState`, in the process by `lent`.
     """
 
     rows = "examples"

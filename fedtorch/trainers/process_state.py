@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -163,7 +164,8 @@ def _signals() -> Iterator[None]:
 def _libraries() -> Iterator[None]:
     """Caches of rows, progress bars and reports to anybody's servers are off; accelerate is begun anew.
 
-    TRL 1.16 sends a message to the hub for every trainer that is made, by a thread of its own.
+    TRL 1.16 sends a message to the hub for every trainer that is made, by a thread of its own. What these libraries
+    say of each other's older names would come once a client and round.
     """
     from huggingface_hub import constants
     from transformers.utils import logging as of_transformers
@@ -175,7 +177,8 @@ def _libraries() -> Iterator[None]:
     of_transformers.set_verbosity_error()
     _forget_accelerate()
     try:
-        with _no_caches():
+        with _no_caches(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|trl|peft|accelerate)\.")
             yield
     finally:
         of_transformers.set_verbosity(verbosity)

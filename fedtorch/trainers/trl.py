@@ -111,7 +111,7 @@ class _WithReference(OfTRL):
 
     def more(self, round: Round) -> dict[str, Any]:
         """`ref_model`."""
-        of_round = getattr(own(round.job.task), "reference", "start") == "round"
+        of_round = getattr(round.job.task, "refers_to", "") == "round"
         return {"ref_model": start_model(round.job, round.weights if of_round else None)}
 
 

@@ -21,8 +21,8 @@ def test_a_notebook_shows_what_is_stored_in_it(path: Path, tmp_path: Path) -> No
         assert [line for pair in zip(stored, texts(outputs)) for line in differences(*pair)] == []
 
 
-def test_there_are_three_and_none_names_a_place_of_its_own() -> None:
-    assert [path.stem for path in NOTEBOOKS] == ["first_run", "own_algorithm", "own_data"]
+def test_there_are_four_and_none_names_a_place_of_its_own() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["first_run", "own_algorithm", "own_data", "preferences"]
     for path in NOTEBOOKS:
         cells = json.loads(path.read_text())["cells"]
         assert [cell["execution_count"] for cell in cells if cell["cell_type"] == "code"] == list(

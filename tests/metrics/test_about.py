@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from fedtorch.metrics.about import about, counts_hits, less_is_better
+from fedtorch.metrics.about import about, counts_hits, is_never_share, less_is_better
 from fedtorch.metrics.generation import rouge_l
 from fedtorch.metrics.text import row_scores
 
 
 @pytest.mark.parametrize(
     ("metric", "expected"),
-    [("accuracy", True), ("boolq/acc", True), ("map", False), ("f1", False), ("rouge_l", False), ("loss", False)],
+    [
+        ("accuracy", True),
+        ("boolq/acc", True),
+        ("reward_accuracy", True),
+        ("margin", False),
+        ("map", False),
+        ("f1", False),
+        ("rouge_l", False),
+        ("loss", False),
+    ],
 )
 def test_only_scores_that_count_rows_have_hits(metric: str, expected: bool) -> None:
     assert counts_hits(metric) is expected
@@ -35,3 +44,10 @@ def test_a_name_that_says_all_needs_no_words() -> None:
 )
 def test_of_errors_less_is_better(metric: str, expected: bool) -> None:
     assert less_is_better(metric) is expected
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"), [("margin", True), ("received/loss", True), ("reward_accuracy", False), ("f1", False)]
+)
+def test_small_margins_and_losses_are_no_shares(metric: str, expected: bool) -> None:
+    assert is_never_share(metric) is expected

@@ -152,3 +152,27 @@ def test_the_native_task_and_trl_take_the_same_steps(tmp_path: Path) -> None:
 def test_rows_of_the_other_kind_are_refused(tmp_path: Path, trainer: TrainerConfig, kind: str) -> None:
     with pytest.raises(ConfigError, match="reads rows with prompt and"):
         runner_of(tmp_path, trainer, task=task_of(tmp_path, kind))
+
+
+@pytest.mark.parametrize(("reference", "begins_anew"), [("start", False), ("round", True)])
+def test_all_rows_together_are_trained_too(tmp_path: Path, reference: str, begins_anew: bool) -> None:
+    from dataclasses import replace
+
+    task = replace(task_of(tmp_path), reference=reference)  # type: ignore[arg-type]
+    runner = runner_of(tmp_path, DPO, task=task, paradigm="centralized")
+    job = job_of(runner, "all")
+    first = job.train(job.received["weights"])
+    assert len(job.examples) == sum(sizes["train"] for sizes in task.manifest().values())
+    assert first.losses[0] == pytest.approx(math.log(2), abs=1e-6)
+    again = job_of(runner, "all", round=1).train(job.engine.snapshot())
+    assert (abs(again.losses[0] - math.log(2)) < 1e-6) == begins_anew
+
+
+def test_older_names_that_the_libraries_tell_each_other_of_are_not_said_in_every_round(tmp_path: Path) -> None:
+    import warnings
+
+    job = job_of(runner_of(tmp_path, DPO, task=task_of(tmp_path, model=LORA)))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", FutureWarning)
+        job.train(job.received["weights"])
+    assert [str(one.message) for one in said if one.category is FutureWarning] == []

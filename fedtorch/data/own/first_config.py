@@ -110,7 +110,7 @@ def config_text(found: Guess, settings: Settings) -> str:
         f"  name: {found.task}",
         *([] if found.problem == "single_label" else [f"  problem: {found.problem}"]),
         *(f"  {key}: {value}" for key, value in _rows_are(found, settings)),
-        *([] if model else ["  # small, and from random weights; {path: FOLDER} takes a pretrained one"]),
+        *([] if model else [f"  # small, and from random weights; {_better(found)}"]),
         f"  model: {own}",
         "  data:",
         f"    source: {_sources(settings.source)} # a relative path counts from where the run is started",
@@ -233,6 +233,12 @@ def _splits(found: Guess, splits: Mapping[str, str]) -> list[str]:
         + ("; stratify: of every label, as far as rows allow" if has_labels else ""),
         f"    splits: {{{written}}}",
     ]
+
+
+def _better(found: Guess) -> str:
+    if found.task == "preference":
+        return "better {path: FOLDER, adapter: {kind: lora, r: 8}}, a model that answers already"
+    return "{path: FOLDER} takes a pretrained one"
 
 
 def _rounded(tokens: int) -> int:
