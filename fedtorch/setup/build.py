@@ -8,6 +8,8 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,7 @@ class BuiltRun(Plan):
             "python": platform.python_version(),
             "torch": torch.__version__.partition("+")[0],  # a server without GPUs may have the build for the CPU
             "transformers": transformers.__version__,
+            **(_versions("trl", "accelerate") if self.config.has_trainers else {}),
             **self.task.facts(),
         }
 
@@ -234,6 +237,11 @@ def code_digest(*classes: Any) -> str:
     for name in sorted(files):
         hasher.update(name.encode() + b"\0" + files[name])
     return hasher.hexdigest()[:16]
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    """Versions of packages that trainers are made of, whose arithmetic changes between them."""
+    return {name: version(name) for name in packages if find_spec(name) is not None}
 
 
 def _cohort_digest(drawn: Sequence[tuple[Client, int]]) -> str:

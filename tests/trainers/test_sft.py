@@ -18,8 +18,9 @@ from trained_otherwise import ARGS, config_of, job_of, runner_of, task_of, weigh
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.seeds import seed_for
+from fedtorch.setup.build import build
 from fedtorch.train.attacks.settings import AttackConfig
-from fedtorch.train.settings import TrainerConfig
+from fedtorch.train.settings import ClientConfig, TrainerConfig
 
 pytest.importorskip("trl")
 SFT = TrainerConfig("trl.SFT", ARGS)
@@ -148,3 +149,13 @@ def test_attacks_on_updates_are_possible_and_those_on_tokenised_rows_are_not(
 def test_a_token_that_the_tokenizer_lacks_is_refused_before_anything_is_trained(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match=f"client.trainer.args.{key} is <nowhere> but the tokenizer of task.model"):
         runner_of(tmp_path, TrainerConfig("trl.SFT", {**ARGS, key: "<nowhere>"}))
+
+
+def test_ranks_compare_the_versions_that_the_arithmetic_depends_on(tmp_path: Path) -> None:
+    import trl
+
+    config = config_of(tmp_path, SFT)
+    facts = build(config, num_ranks=1, rank=0).facts()
+    assert facts["trl"] == trl.__version__ and facts["accelerate"]
+    native = replace(config, client=ClientConfig())
+    assert not {"trl", "accelerate"} & {*build(native, num_ranks=1, rank=0).facts()}
