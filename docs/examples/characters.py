@@ -93,7 +93,8 @@ class Characters(Task):
 
     def collate(self, examples: Sequence[Window], train: bool) -> tuple[Tensor, Tensor]:
         """Contexts, and what follows them."""
-        return torch.tensor([context for context, _ in examples]), torch.tensor([following for _, following in examples])
+        contexts, following = zip(*examples, strict=True)
+        return torch.tensor(contexts), torch.tensor(following)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
         """Cross entropy."""

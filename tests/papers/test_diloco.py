@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from fractions import Fraction
+from hashlib import sha256
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from fedtorch.core import state_keys as keys
 from fedtorch.core.server import ServerOptimizer, ServerState
 from fedtorch.rounds.runner import Runner
 
+ROOT = Path(__file__).parents[2]
 OUTER = ServerConfig(optimizer="sgd", lr=0.7, momentum=0.9, nesterov=True)
 PLAIN = ServerConfig(optimizer="sgd", lr=1.0)
 INNER = ClientConfig(
@@ -125,3 +129,41 @@ def test_one_replica_through_the_server_is_one_long_run_but_for_the_rounding_of_
     cut = weights(tmp_path / "1", ALONE, client=INNER, server=PLAIN, rounds=6)
     whole = weights(tmp_path / "2", ALONE, client=replace(INNER, steps=30), server=PLAIN, rounds=1)
     assert torch.allclose(cut, whole, rtol=1e-6, atol=1e-6)  # w − (w − w_i) is not w_i in fp32
+
+
+@pytest.fixture
+def characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The example that measures long rounds, and a folder of its own with the text to be in."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
+    import characters  # type: ignore[import-not-found]
+
+    (tmp_path / "LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
+    return characters
+
+
+def test_characters_are_those_of_the_licence_in_four_stretches_and_a_last_tenth(characters: Any) -> None:
+    text = characters.letters(Path("LICENSE"))
+    assert len(text) == 9879 and sha256(text.encode()).hexdigest().startswith("16e24408b05b")
+    task = characters.Characters("LICENSE")
+    sizes = task.manifest()
+    assert [sizes[f"r{number}"]["train"] for number in range(4)] == [2220, 2221, 2221, 2221]
+    contexts, following = task.collate(task.load("r0", "train")[:3], True)
+    assert contexts.shape == (3, 8) and contexts[1, -1] == following[0]
+    total, terms = task.loss(task.build_model(0), task.collate(task.load("r0", "test"), False))
+    assert float(total.detach()) / terms == pytest.approx(log(27), abs=0.15)  # nothing is known yet
+
+
+@pytest.mark.slow
+def test_rounds_of_characters_come_out_in_the_order_of_the_page_and_near_its_figures(characters: Any) -> None:
+    found = "\n".join(characters.table("LICENSE"))
+    page = (ROOT / "docs" / "long-rounds.md").read_text()
+    numbers = [float(number) for number in re.findall(r"\d\.\d{4}", found)]
+    published = [float(number) for number in re.findall(r"\d\.\d{4}", page.partition("every step's gradient")[2])]
+    assert numbers == pytest.approx(published[: len(numbers)], abs=0.01)  # processors round products differently
+    (together, *test), train = numbers[::2], numbers[1::2]
+    diloco, reset, mean = (test[column::3] for column in range(3))
+    assert diloco[0] < reset[0] < together < mean[0]  # 300 outer steps at a rate that comes to 7
+    assert diloco == sorted(diloco) and max(mean) - min(mean) < 0.01  # longer rounds cost, but for the plain mean
+    assert mean[-1] < diloco[-1]  # of 6 outer steps momentum has little, on rows that were not trained on
+    assert all(ours < theirs for ours, theirs in zip(train[1::3], train[3::3], strict=True))
