@@ -1,6 +1,6 @@
 """How long may rounds be? A small model of characters, trained with few exchanges and with many:
 
-python docs/examples/characters.py LICENSE
+python docs/examples/characters.py LICENSE [SEED]
 """
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ def config(file: str, steps: int, **changes: Any) -> dict[str, Any]:
 RESET = {"client.optimizer_state": "reset"}
 MEAN = {"server": {"lr": 1.0, "momentum": 0.0, "nesterov": False}}
 TOGETHER = {**MEAN, "paradigm": "centralized", "client.batch_size": 128}
+KINDS: list[dict[str, Any]] = [{}, RESET, MEAN]
 
 
 def losses(given: dict[str, Any], changes: Mapping[str, Any] | None = None) -> tuple[float, float]:
@@ -143,18 +144,18 @@ def losses(given: dict[str, Any], changes: Mapping[str, Any] | None = None) -> t
     return -result.scores.overall["likelihood"].micro, -totals["metrics.likelihood.micro"].iloc[-1]
 
 
-def table(file: str) -> Iterator[str]:
+def table(file: str, seed: int = 0) -> Iterator[str]:
     """A row per length of rounds, as it is known."""
-    test, train = losses(config(file, STEPS), TOGETHER)
+    test, train = losses(config(file, STEPS), {**TOGETHER, "run.seed": seed})
     yield f"every step's gradient of all four: {test:.4f} / {train:.4f}\n"
     yield "| steps a round (rounds) | DiLoCo | inner state reset | plain mean, kept |"
     yield "|---|---|---|---|"
     for steps in (1, 10, 50):
-        found = [losses(config(file, steps), changes) for changes in ({}, RESET, MEAN)]
+        found = [losses(config(file, steps), {**changes, "run.seed": seed}) for changes in KINDS]
         cells = " | ".join(f"{test:.4f} / {train:.4f}" for test, train in found)
         yield f"| {steps} ({STEPS // steps}) | {cells} |"
 
 
 if __name__ == "__main__":
-    for line in table(sys.argv[1]):
+    for line in table(sys.argv[1], *map(int, sys.argv[2:])):
         print(line, flush=True)

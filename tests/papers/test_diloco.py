@@ -165,5 +165,4 @@ def test_rounds_of_characters_come_out_in_the_order_of_the_page_and_near_its_fig
     diloco, reset, mean = (test[column::3] for column in range(3))
     assert diloco[0] < reset[0] < together < mean[0]  # 300 outer steps at a rate that comes to 7
     assert diloco == sorted(diloco) and max(mean) - min(mean) < 0.01  # longer rounds cost, but for the plain mean
-    assert mean[-1] < diloco[-1]  # of 6 outer steps momentum has little, on rows that were not trained on
     assert all(ours < theirs for ours, theirs in zip(train[1::3], train[3::3], strict=True))
