@@ -51,7 +51,7 @@ class PFedMe(PersonalModel):
         weights = job.received["weights"].clone()
         losses: list[float] = []
         epochs: list[int] = []
-        hp: Any = replace(job.hp, schedule="constant", warmup_steps=0, warmup_ratio=0.0)
+        hp: Any = replace(job.hp, schedule="constant", schedule_floor=0.0, warmup_steps=0, warmup_ratio=0.0)
         plans = job.plans(len(job.examples), purpose="train")
         for index, step in enumerate(job.collated(plans, job.examples)):
             engine.start(weights, job.private, hp, steps=self.inner_steps, seed=job.seed(f"train/{index}"))

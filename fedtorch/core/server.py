@@ -50,6 +50,7 @@ class ServerOptimizer:
     """How the server turns the aggregated pseudo-gradient g into new weights: the `server` section of a config.
 
     none: w − g (FedAvg). sgd: b = momentum·b + g; w − lr·b (FedAvgM; Lorar's FedOPT with lr 1, momentum 0.9).
+    nesterov: w − lr·(g + momentum·b) (DiLoCo). Both with the bits of torch.optim.SGD.
     adam, yogi, adagrad: Reddi et al. 2020, Algorithm 2, with Δ = −g:
         m = beta1·m + (1 − beta1)·Δ;  v by rule;  w + lr·m / (sqrt(v) + tau), v starting at tau².
     bias_correction: lr · sqrt(1 − beta2^k) / (1 − beta1^k) in the k-th step, with v starting at 0 (as in
@@ -74,7 +75,8 @@ class ServerOptimizer:
         if rule.optimizer == "sgd":
             if rule.momentum:
                 buffer = server.tensors.setdefault(keys.MOMENTUM, torch.zeros_like(weights))
-                grad = buffer.mul_(rule.momentum).add_(grad)
+                buffer.mul_(rule.momentum).add_(grad)
+                grad = grad.add_(buffer, alpha=rule.momentum) if rule.nesterov else buffer  # no further vector
             weights.sub_(grad, alpha=self._lr)
             return
         steps = int(server.numbers.get(keys.SERVER_STEPS, 0)) + 1

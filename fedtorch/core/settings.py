@@ -31,6 +31,8 @@ class ServerConfig:
     """Server learning rate; null: 1.0 for sgd. The adaptive ones need a number."""
     momentum: BelowOne = 0.0
     """Of sgd: b <- momentum b + g, without dampening."""
+    nesterov: bool = False
+    """Of sgd with momentum: the step is along g + momentum b, in place of b (DiLoCo's outer step)."""
     beta1: BelowOne | None = None
     """Of adam, yogi, adagrad, adamw: decay of the first moment; null: 0.9, for adagrad 0."""
     beta2: BelowOne = 0.99
@@ -54,7 +56,7 @@ class ServerConfig:
         adaptive = ("adam", "yogi", "adagrad")
         used_by = {
             "lr": ("sgd", *adaptive, "adamw"),
-            "momentum": ("sgd",),
+            **dict.fromkeys(("momentum", "nesterov"), ("sgd",)),
             "beta1": (*adaptive, "adamw"),
             "beta2": ("adam", "yogi", "adamw"),
             "tau": adaptive,
@@ -62,6 +64,11 @@ class ServerConfig:
             **dict.fromkeys(("eps", "weight_decay", "no_decay", "schedule", "warmup_ratio"), ("adamw",)),
         }
         refuse_unused("server", self, used_by)
+        if self.nesterov and not self.momentum:
+            raise ConfigError(
+                "server.nesterov is true but server.momentum is 0, without which it would be plain sgd; set "
+                "server.momentum, for example to 0.9, or server.nesterov to false"
+            )
         if self.optimizer in (*adaptive, "adamw") and self.lr is None:
             raise ConfigError(
                 f"server.lr is null but server.optimizer is {self.optimizer}; set it, for example to 0.01"

@@ -22,6 +22,11 @@ def share_of_rate(step: int, *, hp: ClientConfig, warmup: int, steps: int) -> fl
     if hp.schedule == "inverse_sqrt":
         timescale = warmup or 10_000
         return 1.0 / math.sqrt((step + timescale - warmup) / timescale)
+    return _falling(step, hp, warmup, steps) * (1 - hp.schedule_floor) + hp.schedule_floor
+
+
+def _falling(step: int, hp: ClientConfig, warmup: int, steps: int) -> float:
+    """From 1 at the end of the warm-up to 0 at the end."""
     left, span = steps - step, max(1, steps - warmup)
     if hp.schedule == "linear":
         return max(0.0, left / span)

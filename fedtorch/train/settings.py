@@ -108,9 +108,12 @@ class ClientConfig:
     """Of cosine_with_restarts: how often it falls to 0."""
     schedule_power: Positive = 1.0
     """Of polynomial: (what is left of the steps)^power; 1 is linear."""
+    schedule_floor: BelowOne = 0.0
+    """Of linear, cosine, cosine_with_restarts and polynomial: the share of `lr` to which they fall in place of 0; a
+    share s of theirs becomes floor + (1 - floor) s. The warm-up still rises from 0."""
     schedule_span: Literal["round", "run"] = "round"
     """What one schedule goes over: each round anew, or all the steps that a client is expected to take in the run
-    (rounds times its chance to be drawn, times the steps of a round); beyond them the rate stays 0."""
+    (rounds times its chance to be drawn, times the steps of a round); beyond them the rate stays where it ended."""
     warmup_steps: Whole = 0
     """Steps at the start of the schedule in which the rate rises from 0."""
     warmup_ratio: BelowOne = 0.0
@@ -225,6 +228,11 @@ class ClientConfig:
                     f"client.{key} is {getattr(self, key)} but client.schedule is {self.schedule}, which does not use "
                     f"it; remove client.{key} or set client.schedule to {schedule}"
                 )
+        if self.schedule_floor and self.schedule in ("constant", "inverse_sqrt"):
+            raise ConfigError(
+                f"client.schedule_floor is {self.schedule_floor} but client.schedule is {self.schedule}, which does "
+                "not fall to 0; remove client.schedule_floor or set client.schedule to cosine or linear"
+            )
 
     def _check_rounds(self) -> None:
         if self.lr_over_rounds is None:

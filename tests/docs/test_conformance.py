@@ -13,7 +13,7 @@ NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in PAGE.splitlines() if line[:2] == "| "]
 METHODS = (
     *("FedAvg", "FedOpt", "FedProx", "SCAFFOLD", "FedNova", "Ditto", "pFedMe", "FedDyn", "FedPer", "LG-FedAvg"),
-    *("[Lorar]", "[FedMatch]", "[FedParsing]", "[FewFedWeight]", "[FedAssistant]"),
+    *("[Lorar]", "[FedMatch]", "[FedParsing]", "[FewFedWeight]", "[FedAssistant]", "[DiLoCo]"),
     *("Clipping", "Denominator", "Moving clip", "Accounting", "Noise"),
     *("FedIT", "HetLoRA", "FLoRA", "FedEx-LoRA", "Fed-SB"),
 )

@@ -20,7 +20,7 @@ from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig
+from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, ServerConfig
 from fedtorch.core.errors import Interrupted
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Update
@@ -30,6 +30,9 @@ from fedtorch.train.settings import RateOverRounds
 TASK = Quadratic(clients={"a": (1.0, 1.0, 6), "b": (2.0, -1.0, 9)}, start=(0.3, -0.7), noise=0.5, double=False)
 CLIENT = ClientConfig(optimizer="adamw", lr=0.1, batch_size=4, optimizer_state="keep")
 FALLING = ClientConfig(optimizer="sgd", lr=0.1, batch_size=4, lr_over_rounds=RateOverRounds("cosine", 0.01))
+
+LONG = replace(CLIENT, steps=3, epochs=None, schedule="cosine", schedule_span="run", schedule_floor=0.1)
+NESTEROV = ServerConfig(optimizer="sgd", lr=0.7, momentum=0.9, nesterov=True)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "ditto": (Ditto(lam=0.5), {}),
     "checkpoints beside training": (Ditto(lam=0.5), {"checkpoint": CheckpointConfig(every=1, overlap=True)}),
     "local": (Local(), {"paradigm": "local"}),
+    "diloco": (FedAvg(weights="equal"), {"client": LONG, "server": NESTEROV}),
     "rate over rounds": (Scaffold(), {"client": FALLING}),
     "trained": (
         FedAvg(),

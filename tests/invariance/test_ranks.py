@@ -50,6 +50,13 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "fedavg": (FedAvg(), {}),
     "fedopt_lorar": (FedAvg(weights="lorar"), {"server": ServerConfig(optimizer="sgd", momentum=0.9)}),
     "fedadam": (FedAvg(weights="equal"), {"server": ServerConfig(optimizer="adam", lr=0.1)}),
+    "diloco": (
+        FedAvg(weights="equal"),
+        {
+            "client": replace(ADAM, steps=3, epochs=None, schedule="cosine", schedule_span="run", schedule_floor=0.05),
+            "server": ServerConfig(optimizer="sgd", lr=0.7, momentum=0.9, nesterov=True),
+        },
+    ),
     "fedprox": (FedProx(mu=0.1), {}),
     "scaffold": (Scaffold(), {}),
     "feddyn": (FedDyn(alpha=0.1), {"client": replace(CLIENT, shuffle=False)}),

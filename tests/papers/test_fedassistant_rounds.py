@@ -106,6 +106,14 @@ def test_messages_to_the_server_or_to_all_give_the_bits_of_dense_vectors(name: s
     assert len(found) > 2 and all(each == found[0] for each in found)
 
 
+def test_replicas_of_a_server_with_nesterovs_momentum_give_the_bits_of_dense_vectors(tmp_path: Path) -> None:
+    server = ServerConfig(optimizer="sgd", lr=0.7, momentum=0.9, nesterov=True)
+    rules = [replace(RULES["delta"], exchange=exchange) for exchange in EXCHANGES]  # type: ignore[arg-type]
+    first, *others = [runner(tmp_path / rule.exchange, rule, server=server).run().digest for rule in rules]
+    assert others == [first] * 3
+    assert first != runner(tmp_path / "heavy", rules[0], server=replace(server, nesterov=False)).run().digest
+
+
 @pytest.mark.parametrize("exchange", ["star", "replicated", "allreduce"])
 def test_at_ratio_one_sparse_equals_the_plain_average(exchange: Any, tmp_path: Path) -> None:
     sparse = runner(tmp_path / "a", FedAssistant(compression="topk", topk=TopK(ratio=1.0), exchange=exchange))

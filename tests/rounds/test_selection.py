@@ -239,10 +239,11 @@ def test_pfedme_minimises_at_the_full_rate(tmp_path: Path) -> None:
     from fedtorch.algorithms.pfedme import PFedMe
 
     tensors = []
-    for name, ratio in (("none", 0.0), ("some", 0.5)):
-        hp = replace(STEP, lr=0.1, warmup_ratio=ratio)
-        config = make_config(tmp_path / name, Quadratic(clients=TWO), PFedMe(inner_steps=4, lam=1.0), client=hp)
+    falling: dict[str, Any] = {"schedule": "cosine", "schedule_floor": 0.5}
+    for name, rates in enumerate(({}, {"warmup_ratio": 0.5}, falling)):
+        hp = replace(STEP, lr=0.1, **rates)
+        config = make_config(tmp_path / str(name), Quadratic(clients=TWO), PFedMe(inner_steps=4, lam=1.0), client=hp)
         runner = make_runner(config)
         runner.run()
         tensors.append(runner.context.store.get("a").tensors["personal"])
-    assert torch.equal(*tensors)
+    assert all(torch.equal(tensors[0], other) for other in tensors[1:])

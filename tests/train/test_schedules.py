@@ -69,6 +69,24 @@ def test_a_schedule_is_number_for_number_that_of_transformers(name: str, options
     assert [share_of_rate(step, hp=hp, warmup=warmup, steps=50) for step in range(51)] == [theirs(s) for s in range(51)]
 
 
+@pytest.mark.parametrize("floor", [0.0, 0.05, 0.3])
+@pytest.mark.parametrize("warmup", [0, 3, 7])
+def test_a_cosine_with_a_floor_is_number_for_number_that_of_transformers(warmup: int, floor: float) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    theirs = get_scheduler("cosine_with_min_lr", optimizer, warmup, 50, {"min_lr_rate": floor}).lr_lambdas[0]
+    hp = ClientConfig(schedule="cosine", schedule_floor=floor)
+    assert [share_of_rate(step, hp=hp, warmup=warmup, steps=50) for step in range(51)] == [theirs(s) for s in range(51)]
+
+
+@pytest.mark.parametrize("client", [{"schedule": "linear"}, {"schedule": "polynomial", "schedule_power": 3.0},
+    {"schedule": "cosine"}, {"schedule": "cosine_with_restarts", "schedule_cycles": 2}])  # fmt: skip
+def test_what_is_left_of_a_rate_above_its_floor_is_the_share_without_one(client: dict[str, Any]) -> None:
+    plain, floored = (rates(10, warmup_steps=2, schedule_floor=floor, **client) for floor in (0.0, 0.2))
+    assert floored[:3] == plain[:3] == [0.0, 0.5, 1.0]
+    assert floored[2:] == pytest.approx([0.2 + 0.8 * share for share in plain[2:]], abs=1e-15)
+    assert plain[10:] == [0.0] * 3 and floored[10:] == pytest.approx([0.2] * 3, abs=1e-15)
+
+
 def test_a_run_imports_neither_peft_nor_deepspeed_where_they_are_installed(tmp_path: Path) -> None:
     code = """
 import sys, torch
@@ -88,6 +106,8 @@ print(*({"peft", "deepspeed"} & set(sys.modules)))
     [
         ({"schedule_cycles": 2}, "client.schedule_cycles is 2 but client.schedule is constant"),
         ({"schedule_power": 2.0, "schedule": "cosine"}, "set client.schedule to polynomial"),
+        ({"schedule_floor": 0.1}, "client.schedule_floor is 0.1 but client.schedule is constant, which does not fall"),
+        ({"schedule_floor": 0.1, "schedule": "inverse_sqrt"}, "set client.schedule to cosine or linear"),
     ],
 )
 def test_a_value_without_effect_is_refused(client: dict[str, Any], message: str) -> None:
