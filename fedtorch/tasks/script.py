@@ -53,8 +53,6 @@ class Script(InFolder):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "script", Path(self.script))
-        if not self.script.is_file():
-            raise ConfigError(f"task.script is {self.script}, which is no file")
 
     @cached_property
     def own_data(self) -> OwnData:
@@ -127,6 +125,8 @@ class Script(InFolder):
         Raises:
             ConfigError: it fails before it has said it.
         """
+        if not self.script.is_file():
+            raise ConfigError(f"task.script is {self.script}, which is no file")
         beginning = Beginning(self.data, until_rows)
         try:
             with process_state.lent(devices.CPU, seed), as_its_own(self.script, self.arguments, beginning):

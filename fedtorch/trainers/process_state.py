@@ -175,6 +175,9 @@ def _libraries() -> Iterator[None]:
     of_transformers.disable_progress_bar()
     constants.HF_HUB_DISABLE_TELEMETRY = True
     of_transformers.set_verbosity_error()
+    of_trl = logging.getLogger("trl")
+    level = of_trl.level
+    of_trl.setLevel(logging.ERROR)  # its warnings quote texts
     _forget_accelerate()
     try:
         with _no_caches(), warnings.catch_warnings():
@@ -182,6 +185,7 @@ def _libraries() -> Iterator[None]:
             yield
     finally:
         of_transformers.set_verbosity(verbosity)
+        of_trl.setLevel(level)
         if has_bars:
             of_transformers.enable_progress_bar()
         constants.HF_HUB_DISABLE_TELEMETRY = is_silent

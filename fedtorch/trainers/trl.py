@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, cast
 
@@ -15,6 +16,8 @@ from fedtorch.trainers.base import own
 from fedtorch.trainers.hugging_face import HuggingFace, Round
 from fedtorch.trainers.over_rounds import continued
 from fedtorch.trainers.reference import start_model
+
+log = logging.getLogger(__name__)
 
 
 class HasVocabulary(Protocol):
@@ -58,7 +61,9 @@ class OfTRL(HuggingFace):
                 f"rows have {', '.join(task.raw_columns)}"
             )
         super().check(hp, task)
-        known: dict[str, int] = getattr(getattr(own(task), "vocabulary", None), "get_vocab", dict)()
+        vocabulary = getattr(own(task), "vocabulary", None)
+        _say_what_is_added(self.settings.name, vocabulary)
+        known: dict[str, int] = getattr(vocabulary, "get_vocab", dict)()
         for key in ("eos_token", "pad_token"):
             if (token := self.settings.args.get(key)) is not None and token not in known:
                 raise ConfigError(
@@ -153,6 +158,16 @@ class Reward(OfTRL):
                 f"client.trainer is {self.settings.name} but the model is a {type(module).__name__} without a head of "
                 "one number; set task.name to reward, and take a decoder"
             )
+
+
+def _say_what_is_added(name: str, vocabulary: Any) -> None:
+    """Warn of a tokenizer that puts tokens of its own around a text: the trainer learns them, the scores leave them."""
+    if vocabulary is not None and vocabulary("a").input_ids != vocabulary("a", add_special_tokens=False).input_ids:
+        log.warning(
+            "the tokenizer adds tokens of its own to a text: %s trains prompts and answers with them, and the task's "
+            "scores are of texts without; conversations are not concerned (docs/trainers.md)",
+            name,
+        )
 
 
 def chosen(rows: Sequence[Mapping[str, Any]], forms: Sequence[tuple[str, ...]], name: str) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from harness import make_runner
 from own_rows import classifier, names, tagger, weather, write_rows
+from record_rows import vocabulary
 from trained_otherwise import ARGS, config_of, job_of, runner_of, task_of, weights
 
 from fedtorch.core.errors import ConfigError
@@ -159,3 +160,14 @@ def test_ranks_compare_the_versions_that_the_arithmetic_depends_on(tmp_path: Pat
     assert facts["trl"] == trl.__version__ and facts["accelerate"]
     native = replace(config, client=ClientConfig())
     assert not {"trl", "accelerate"} & {*build(native, num_ranks=1, rank=0).facts()}
+
+
+def test_a_tokenizer_that_adds_tokens_is_said_without_a_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = job_of(runner_of(tmp_path, SFT))  # of a random model, whose tokenizer adds an end token
+    assert "the tokenizer adds tokens of its own" in caplog.text
+    caplog.clear()
+    job.train(job.received["weights"])
+    assert not [record for record in caplog.records if record.name.startswith("trl")]
+    caplog.clear()
+    runner_of(tmp_path / "plain", SFT, task=replace(task_of(tmp_path), tokenizer=str(vocabulary(tmp_path / "words"))))
+    assert "adds tokens" not in caplog.text
