@@ -44,7 +44,7 @@ def label_figures(problem: Problem, size: int, totals: Mapping[str, float]) -> d
         Counts(*(totals.get(f"{COUNT}{label}/{name}", 0.0) for name in ("hits", "predicted", "true")))
         for label in range(size)
     ]
-    if not any(count.true or count.predicted for count in counts):  # scores without counts, as noised ones are
+    if any(totals.values()) and not any(name.startswith(COUNT) for name in totals):  # noised scores have no counts
         return {}
     every = problem == "multi_label"  # where scikit-learn, too, takes the mean over labels that never occur
     found = {"f1_macro": f1_macro(counts, every=every), "f1_micro": f1_micro(counts)}

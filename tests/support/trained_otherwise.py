@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from fedtorch.train.outgoing import Outgoing
 from fedtorch.train.settings import ClientConfig, TrainerConfig
 from fedtorch.trainers.named import trainer_of
 
+RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 CLIENTS = ("north", "south", "west")
 DROPOUT = {**GPT2, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}
 ARGS = {"per_device_train_batch_size": 2, "learning_rate": 1e-2}
@@ -85,6 +89,17 @@ class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return self.rows[place]
 
 
+@contextmanager
+def as_a_script() -> Iterator[None]:
+    """Without what other tests leave of ranks in the environment, of which accelerate would make a group."""
+    gone = {name: os.environ.pop(name) for name in [*os.environ] if name in RANKS or name.startswith("MASTER_")}
+    try:
+        yield
+    finally:
+        os.environ.update(gone)
+
+
+@as_a_script()
 def by_hand(model: Any, rows: Any, collate: Any, seed: int, folder: Path, **changes: Any) -> None:
     """What a user's own script does."""
     from transformers import Trainer, TrainingArguments

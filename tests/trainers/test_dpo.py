@@ -11,7 +11,7 @@ import pytest
 import torch
 from own_rows import GPT2, own, write_rows
 from record_rows import vocabulary
-from trained_otherwise import job_of, runner_of, weights
+from trained_otherwise import as_a_script, job_of, runner_of, weights
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.seeds import seed_for
@@ -48,6 +48,7 @@ def task_of(folder: Path, kind: str = "dpo", model: Any = GPT2) -> Preference:
     return Preference(data=own(source), model=model, max_length=48, kind=kind)  # type: ignore[arg-type]
 
 
+@as_a_script()
 def by_script(model: Any, ref_model: Any, rows: Any, tokenizer: Any, seed: int, folder: Path) -> list[dict[str, Any]]:
     """What a user's own script does, with a reference of its own."""
     from datasets import Dataset

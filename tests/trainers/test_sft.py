@@ -15,7 +15,7 @@ import torch
 from harness import make_runner
 from own_rows import classifier, names, tagger, weather, write_rows
 from record_rows import vocabulary
-from trained_otherwise import ARGS, config_of, job_of, runner_of, task_of, weights
+from trained_otherwise import ARGS, as_a_script, config_of, job_of, runner_of, task_of, weights
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.seeds import seed_for
@@ -27,6 +27,7 @@ pytest.importorskip("trl")
 SFT = TrainerConfig("trl.SFT", ARGS)
 
 
+@as_a_script()
 def by_script(model: Any, rows: list[dict[str, Any]], tokenizer: Any, seed: int, folder: Path) -> None:
     """What a user's own script does."""
     from datasets import Dataset
