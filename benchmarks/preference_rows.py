@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Taste:
-    """What makes an answer the better one at a client."""
+    """The worth of each part of an answer at a client."""
 
     common: Mapping[str, float]
     """by treatment, the same for all"""

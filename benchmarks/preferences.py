@@ -106,12 +106,12 @@ def write_config(out: Path, name: str, seed: int, rate: float) -> Path:
 
 
 def words_of(file: Path, seed: int, folder: Path) -> list[str]:
-    """What trains a config there."""
+    """The command line that trains a config there."""
     return ["--config", str(file), "--set", f"run.seed={seed}", f"run.dir={folder}", f"run.name={folder.name}"]
 
 
 def read(out: Path, seeds: Sequence[int]) -> Figures:
-    """What the finished runs came to."""
+    """Read the scores of the finished runs."""
     found: Figures = {}
     for name in METHODS:
         for seed in seeds:

@@ -137,7 +137,7 @@ KINDS: list[dict[str, Any]] = [{}, RESET, MEAN]
 
 
 def losses(given: dict[str, Any], changes: Mapping[str, Any] | None = None) -> tuple[float, float]:
-    """Of test and training rows at the end of a run."""
+    """Losses of test and training rows at the end of a run."""
     with redirect_stdout(io.StringIO()):  # its table
         result = fedtorch.run(given, dict(changes or {}), resume="never")
     totals = result.records.query("kind == 'eval_total' and split == 'train'")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 SEED, SAMPLE = 2023, 20_000
-"""Of both draws, and how many rows are kept of the first one (config.py)."""
+"""The seed of both draws, and how many rows are kept of the first one (config.py)."""
 WORDS = "red blue green black white brown grey pink gold tan".split()
 FORMS = {
     "once": "{0} {1}",

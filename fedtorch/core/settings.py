@@ -32,7 +32,7 @@ class ServerConfig:
     momentum: BelowOne = 0.0
     """Of sgd: b <- momentum b + g, without dampening."""
     nesterov: bool = False
-    """Of sgd with momentum: the step is along g + momentum b, in place of b (DiLoCo's outer step)."""
+    """Step along g + momentum b in place of b, of sgd with momentum (DiLoCo's outer step)."""
     beta1: BelowOne | None = None
     """Of adam, yogi, adagrad, adamw: decay of the first moment; null: 0.9, for adagrad 0."""
     beta2: BelowOne = 0.99

@@ -8,13 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.own.rows import Form
 from fedtorch.models.dropout import without_dropout
+from fedtorch.tasks.base import Scores
 from fedtorch.tasks.continued import Continued, Tokens
 from fedtorch.tasks.judged import Judged, Pairs, Verdicts, answered
 from fedtorch.tasks.own import OwnTask
@@ -138,3 +139,20 @@ class JudgedTask(OwnTask):
     def max_learned(self) -> int:
         """Tokens of a row's own answers at most."""
         return self.max_length * (1 if self.has_verdicts else 2)
+
+    def terms(self, batch: Mapping[str, Tensor]) -> int:
+        """Rows."""
+        return len(batch["input_ids"])
+
+    def scores_of(self, leads: Sequence[float], beta: float = 1.0) -> Scores:
+        """The share of rows whose better answer leads, and the mean of β times its lead; a tie is no win."""
+        wins = float(sum(lead > 0 for lead in leads))
+        return {self.main_metric: (wins, len(leads)), MARGIN: (beta * sum(leads), len(leads))}
+
+    def metrics(self) -> tuple[str, ...]:
+        """Both are means over rows."""
+        return (self.main_metric, MARGIN)
+
+    def single_metrics(self) -> tuple[str, ...]:
+        """Both."""
+        return self.metrics()

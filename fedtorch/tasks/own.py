@@ -17,7 +17,6 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.model_folder import config_file
 from fedtorch.core.ranges import Count
 from fedtorch.core.update import SIZE
-from fedtorch.data.folder import read_rows
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.persons import OfPersons
 from fedtorch.data.own.prepare import prepare
@@ -246,11 +245,6 @@ class OwnTask(InFolder):
     def max_learned(self) -> int:
         """Tokens of a row that can be learned."""
         return self.max_length
-
-    def rows(self, client: str, split: str) -> list[dict[str, Any]]:
-        """The rows that are used of a client's split."""
-        rows = read_rows(self.folder, client, split, fields=())
-        return [rows[i] for i in self.picked(client, split, len(rows))]
 
     @property
     def raw_columns(self) -> tuple[str, ...]:

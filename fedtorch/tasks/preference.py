@@ -23,7 +23,7 @@ from fedtorch.tasks.judged import (
     answered,
     both_texts,
 )
-from fedtorch.tasks.judged_task import MARGIN, JudgedTask
+from fedtorch.tasks.judged_task import JudgedTask
 from fedtorch.tasks.new_rows import refuse_perplexity
 from fedtorch.tasks.preference_losses import dpo, ipo, kl_estimate, kto
 from fedtorch.tasks.text_generation import IGNORED
@@ -176,10 +176,6 @@ class Preference(JudgedTask):
             each = dpo(first - second, self.beta, self.label_smoothing)
         return each.sum(), len(each)
 
-    def terms(self, batch: Mapping[str, Tensor]) -> int:
-        """Rows."""
-        return len(batch["input_ids"])
-
     @torch.inference_mode()
     def predict(self, model: nn.Module, examples: Sequence[Judged], batch_size: int) -> list[Likelihoods]:
         """Likelihoods of both answers, in the order and batches of the reference: at the start the same bits."""
@@ -192,8 +188,7 @@ class Preference(JudgedTask):
         Of KTO h is the log-ratio r of a desirable answer, and −r of another.
         """
         leads = [self._lead(example, found) for example, found in zip(examples, predictions, strict=True)]
-        wins = float(sum(lead > 0 for lead in leads))
-        return {self.main_metric: (wins, len(leads)), MARGIN: (self.beta * sum(leads), len(leads))}
+        return self.scores_of(leads, self.beta)
 
     def _lead(self, example: Judged, found: Likelihoods) -> float:
         assert example.reference is not None, "evaluated without a reference"
@@ -201,14 +196,6 @@ class Preference(JudgedTask):
         if self.kind == "kto":
             return first if example.is_desirable else -first
         return first - second
-
-    def metrics(self) -> tuple[str, ...]:
-        """Both are means over rows."""
-        return (self.main_metric, MARGIN)
-
-    def single_metrics(self) -> tuple[str, ...]:
-        """Both."""
-        return self.metrics()
 
     def new_form(self, *, perplexity: bool = False) -> Form:
         """Rows as in training, but for KTO's label."""

@@ -16,7 +16,7 @@ from typing_extensions import Self
 from fedtorch.core.errors import DataError
 from fedtorch.core.ranges import Count
 from fedtorch.core.seeds import generator_for
-from fedtorch.data.folder import client_file, read_manifest
+from fedtorch.data.folder import client_file, read_manifest, read_rows
 from fedtorch.tasks.base import Task
 from fedtorch.tasks.copies import copy_as
 
@@ -111,6 +111,11 @@ class InFolder(Task):
             return list(range(available))
         order = torch.randperm(available, generator=generator_for(0, "subset", client, split))
         return sorted(order[:limit].tolist())
+
+    def rows(self, client: str, split: str) -> list[dict[str, Any]]:
+        """The rows that are used of a client's split."""
+        rows = read_rows(self.folder, client, split, fields=())
+        return [rows[i] for i in self.picked(client, split, len(rows))]
 
     def data_digest(self) -> str:
         """Digest of the data manifest, which has a digest of every file."""

@@ -14,7 +14,7 @@ from fedtorch.data.own.rows import Form
 from fedtorch.models.classified import classify
 from fedtorch.tasks.base import Scores
 from fedtorch.tasks.judged import Judged, Pairs, both_texts
-from fedtorch.tasks.judged_task import MARGIN, JudgedTask
+from fedtorch.tasks.judged_task import JudgedTask
 from fedtorch.tasks.new_rows import refuse_perplexity
 
 
@@ -56,10 +56,6 @@ class Reward(JudgedTask):
         chosen, rejected = self.rewards(model, batch).unbind(1)
         return -nn.functional.logsigmoid(chosen - rejected).sum(), len(chosen)
 
-    def terms(self, batch: Mapping[str, Tensor]) -> int:
-        """Rows."""
-        return len(batch["input_ids"])
-
     @torch.inference_mode()
     def predict(self, model: nn.Module, examples: Sequence[Judged], batch_size: int) -> list[tuple[float, float]]:
         """Numbers of both answers."""
@@ -73,17 +69,7 @@ class Reward(JudgedTask):
     def score(self, examples: Sequence[Judged], predictions: Sequence[tuple[float, float]]) -> Scores:
         """accuracy, the share of rows whose chosen answer has the larger number, and margin, the mean lead; a tie is no
         win."""
-        leads = [chosen - rejected for chosen, rejected in predictions]
-        wins = float(sum(lead > 0 for lead in leads))
-        return {self.main_metric: (wins, len(leads)), MARGIN: (sum(leads), len(leads))}
-
-    def metrics(self) -> tuple[str, ...]:
-        """Both are means over rows."""
-        return (self.main_metric, MARGIN)
-
-    def single_metrics(self) -> tuple[str, ...]:
-        """Both."""
-        return self.metrics()
+        return self.scores_of([chosen - rejected for chosen, rejected in predictions])
 
     def new_form(self, *, perplexity: bool = False) -> Form:
         """Rows as in training."""

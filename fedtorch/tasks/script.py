@@ -15,7 +15,6 @@ from torch import nn
 from fedtorch.core import devices
 from fedtorch.core.errors import ConfigError, FedtorchError
 from fedtorch.core.own_frames import own_place
-from fedtorch.data.folder import read_rows
 from fedtorch.data.own.client_rule import ClientRule
 from fedtorch.data.own.keys import OwnData, SplitRule
 from fedtorch.data.own.prepare import prepare
@@ -24,7 +23,7 @@ from fedtorch.data.own.source import open_tables
 from fedtorch.models.pretrained import save_model
 from fedtorch.tasks.prepared import InFolder
 from fedtorch.trainers import process_state
-from fedtorch.trainers.script import as_its_own, present_folder, run_script
+from fedtorch.trainers.script import as_its_own, run_script
 
 _MARK = "="  # before the name of a column, so that it is none of the roles that rows have beside their columns
 
@@ -82,8 +81,7 @@ class Script(InFolder):
 
     def raw_rows(self, client: str, split: str) -> list[dict[str, Any]]:
         """Rows with all their columns."""
-        rows = read_rows(self.folder, client, split, fields=())
-        return [rows[place] for place in self.picked(client, split, len(rows))]
+        return self.rows(client, split)
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
@@ -190,7 +188,7 @@ class Beginning:
         if source is not None:
             return all_rows(source)
         named = self.data.source
-        with present_folder(self._folder):
+        with process_state.present_folder(self._folder):
             return all_rows(named if isinstance(named, str) else None)
 
     def receive(self, model: nn.Module) -> nn.Module:

@@ -69,13 +69,13 @@ def check_names(name: str, given: Mapping[str, Any], kind: type) -> None:
     Raises:
         ConfigError: it names the argument, and what is set in its place.
     """
-    known = [field.name for field in dataclasses.fields(kind) if field.init]
+    known, hints = [field.name for field in dataclasses.fields(kind) if field.init], get_type_hints(kind)
     for key, value in given.items():
         if reason := next((why for pattern, why in REFUSED.items() if fnmatchcase(key, pattern)), None):
             raise ConfigError(f"{KEY}.{key} is {value} but it is not the user's to set: {reason}; remove it")
         if key not in known:
             raise ConfigError(f"{KEY}.{key} is set but {name} has no argument `{key}`; {nearest(key, known)}")
-        _check_type(name, key, value, get_type_hints(kind)[key])
+        _check_type(name, key, value, hints[key])
     for key in _COUNTS:
         if given.get(key, 1) < 1:
             raise ConfigError(f"{KEY}.{key} is {given[key]} but {name} needs at least 1")

@@ -23,7 +23,8 @@ def own(task: Any) -> Any:
 class Trainer:
     """Trains the module of an engine in place; the engine has loaded the weights, and takes the difference afterwards.
 
-    What is left behind is put back, whoever trains: in the module by `ModuleState`, in the process by `lent`.
+    What is left behind is put back, whoever trains: in the module by `module_state.lent`, in the
+    process by `process_state.lent`.
     """
 
     rows = "examples"

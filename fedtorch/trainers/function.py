@@ -17,10 +17,9 @@ from fedtorch.core.state_keys import TRAINER
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.settings import ClientConfig, TrainerConfig
-from fedtorch.trainers import process_state
+from fedtorch.trainers import module_state, process_state
 from fedtorch.trainers.base import Trainer, own
 from fedtorch.trainers.exited import exits_are_errors
-from fedtorch.trainers.module_state import ModuleState
 from fedtorch.trainers.reference import start_model
 from fedtorch.trainers.watched import watched
 
@@ -121,7 +120,7 @@ class FunctionTrainer(Trainer):
 
     @property
     def code(self) -> Any:
-        """It."""
+        """The function."""
         return self._function
 
     def check(self, hp: ClientConfig, task: Any) -> None:
@@ -137,18 +136,13 @@ class FunctionTrainer(Trainer):
 
     def run(self, job: ClientJob, weights: Tensor) -> LossCurve:
         """Call the function; steps are the calls of `on_step`, or else those of Trainers that it makes."""
-        engine, seed = job.engine, job.seed("trainer")
-        engine.load(weights, job.private)
-        state = ModuleState(engine.module, lambda name: name in engine.fixed or name in engine.frozen.names)
-        try:
+        engine, seed, found = job.engine, job.seed("trainer"), None
+        with module_state.lent(engine, weights, job.private) as module:
             with process_state.lent(engine.device, seed), watched(job.on_step) as seen:
-                engine.module.train()
-                context, found = self._context(job, seed, lambda n: seen.tell()), None
+                module.train()
+                context = self._context(job, seed, lambda n: seen.tell())
                 with exits_are_errors("the trainer"):
-                    found = self._function(engine.module, self.rows_of(job), context)
-            state.check()
-        finally:
-            state.put_back()
+                    found = self._function(module, self.rows_of(job), context)
         return seen.curve(numbers_of(found, f"`{self.settings.name}`"))
 
     def _context(self, job: ClientJob, seed: int, on_step: Callable[[int], None]) -> Context:

@@ -20,9 +20,8 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
 from fedtorch.train.settings import ClientConfig
-from fedtorch.trainers import arguments, process_state
+from fedtorch.trainers import arguments, module_state, process_state
 from fedtorch.trainers.base import Trainer
-from fedtorch.trainers.module_state import ModuleState
 from fedtorch.trainers.over_rounds import Kept, continued, misfit
 
 _NOT_MEASURED = {
@@ -76,7 +75,7 @@ class HuggingFace(Trainer):
 
     @property
     def tells_losses(self) -> bool:
-        """Where every step is logged."""
+        """Are all steps logged?"""
         return self.settings.args.get("logging_steps", 1) == 1 and "logging_strategy" not in self.settings.args
 
     def misfit(self, state: ClientState, shapes: Mapping[str, tuple[int, ...]], hp: ClientConfig) -> str:
@@ -86,30 +85,24 @@ class HuggingFace(Trainer):
     def run(self, job: ClientJob, weights: Tensor) -> LossCurve:
         """Train as the library does, on this rank's device; its log gives the losses."""
         engine, kept = job.engine, Kept(job)
-        engine.load(weights, job.private)
-        state = ModuleState(engine.module, lambda name: name in engine.fixed or name in engine.frozen.names)
-        try:
-            with process_state.lent(engine.device, kept.seed) as folder:
-                args = arguments.made(
-                    self.arguments_class,
-                    self.settings.args,
-                    hp=job.hp,
-                    device=engine.device,
-                    folder=folder,
-                    seed=kept.seed,
-                    steps=kept.schedule_steps,
-                    defaults=self.defaults,
-                    precision=engine.precision,
-                )
-                callback = _Callback(job, kept)
-                trainer = self.make(Round(job, self.rows_of(job), args, callback, weights))
-                trainer.remove_callback(PrinterCallback)
-                trainer.train(resume_from_checkpoint=kept.resumed(folder, args))
-                kept.keep(trainer)
-                log = list(trainer.state.log_history)
-            state.check()
-        finally:
-            state.put_back()
+        callback = _Callback(job, kept)
+        with module_state.lent(engine, weights, job.private), process_state.lent(engine.device, kept.seed) as folder:
+            args = arguments.made(
+                self.arguments_class,
+                self.settings.args,
+                hp=job.hp,
+                device=engine.device,
+                folder=folder,
+                seed=kept.seed,
+                steps=kept.schedule_steps,
+                defaults=self.defaults,
+                precision=engine.precision,
+            )
+            trainer = self.make(Round(job, self.rows_of(job), args, callback, weights))
+            trainer.remove_callback(PrinterCallback)
+            trainer.train(resume_from_checkpoint=kept.resumed(folder, args))
+            kept.keep(trainer)
+            log = list(trainer.state.log_history)
         return curve_of(log, callback.taken)
 
     def make(self, round: Round) -> Any:

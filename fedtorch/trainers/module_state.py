@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
 from fedtorch.core.errors import UpdateError
+from fedtorch.train.engine import Engine
+
+
+@contextmanager
+def lent(engine: Engine, weights: Tensor, private: Tensor | None) -> Iterator[nn.Module]:
+    """The engine's module with these weights, flat; afterwards it is as it was, but for what was trained.
+
+    Raises:
+        UpdateError: something else was done to its parameters.
+    """
+    engine.load(weights, private)
+    untrained = {*engine.fixed, *engine.frozen.names}
+    state = ModuleState(engine.module, untrained.__contains__)
+    try:
+        yield engine.module
+        state.check()
+    finally:
+        state.put_back()
 
 
 class ModuleState:

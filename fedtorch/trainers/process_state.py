@@ -49,7 +49,14 @@ def lent(device: torch.device, seed: int) -> Iterator[Path]:
     threads = set(threading.enumerate())
     with ExitStack() as kept:
         kept.enter_context(_collected())
-        for keep in (_environment(device), _folder(), _torch(device), _signals(), _libraries()):
+        for keep in (
+            _environment(device),
+            quiet_import(),
+            present_folder(Path.cwd()),
+            _torch(device),
+            _signals(),
+            _libraries(),
+        ):
             kept.enter_context(keep)
         folder = Path(kept.enter_context(TemporaryDirectory(prefix="fedtorch-trainer-", ignore_cleanup_errors=True)))
         seed_all(seed, device)
@@ -67,7 +74,7 @@ def quiet_import() -> Iterator[None]:
         yield
     finally:
         if not has_said:
-            del os.environ[_DEEPSPEED]
+            os.environ.pop(_DEEPSPEED, None)
 
 
 def seed_all(seed: int, device: torch.device) -> None:
@@ -104,8 +111,6 @@ def _environment(device: torch.device) -> Iterator[None]:
         if name in _OF_RANKS or name.startswith(_PREFIXES):
             del os.environ[name]
     os.environ[_DEVICE] = str(device)
-    if not devices.count():
-        os.environ.setdefault(_DEEPSPEED, "cpu")
     try:
         yield
     finally:
@@ -115,12 +120,14 @@ def _environment(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _folder() -> Iterator[None]:
-    folder = os.getcwd()
+def present_folder(folder: Path) -> Iterator[None]:
+    """Inside it `folder` is the present one, until somebody goes elsewhere."""
+    before = Path.cwd()
+    os.chdir(folder)
     try:
         yield
     finally:
-        os.chdir(folder)
+        os.chdir(before)
 
 
 @contextmanager

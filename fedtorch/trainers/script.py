@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -92,7 +91,7 @@ class _InRound:
 
     def rows(self, source: str | None, clients: Mapping[str, Any]) -> list[dict[str, Any]]:
         task: Any = self._job.task
-        with present_folder(self._folder):  # the script may have left it, and data/ is there
+        with process_state.present_folder(self._folder):  # the script may have left it, and data/ is there
             found: list[dict[str, Any]] = task.raw_rows(self._job.client.name, "train")
         return found
 
@@ -168,17 +167,6 @@ def _neighbours(folder: Path) -> Iterator[None]:
             found = next((Path(place) for place in places if place), None)
             if found is not None and found.is_relative_to(folder) and is_own(found):
                 del sys.modules[name]
-
-
-@contextmanager
-def present_folder(folder: Path) -> Iterator[None]:
-    """Inside it `folder` is the present one."""
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from displaced import displaced
 from factors import Regression
-from harness import make_config, make_runner
+from harness import interrupted_and_resumed, make_config, make_runner
 from ranks import run_ranks
 
 from fedtorch.algorithms.adapters.hetlora import HetLoRA
@@ -28,7 +28,6 @@ from fedtorch.config.schema import (
     PartitionConfig,
     SystemConfig,
 )
-from fedtorch.core.errors import Interrupted
 
 TASK = Regression({f"c{i}": (1.0 + i, (-1.0) ** i, 5 + 3 * i) for i in range(6)})
 CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
@@ -88,17 +87,7 @@ def test_any_number_of_ranks_gives_the_bits_of_one_process(
 @pytest.mark.parametrize("calls", [25, 50])
 def test_interrupted_and_resumed_gives_the_same_bits(calls: int, alone: dict[str, Any], tmp_path: Path) -> None:
     for name in CASES:
-        config, left = config_of(name, str(tmp_path)), [calls]
-
-        def stop(left: list[int] = left) -> bool:
-            left[0] -= 1
-            return left[0] < 0
-
-        with pytest.raises(Interrupted):
-            make_runner(config, stop=stop).run()
-        runner = make_runner(config)
-        found = runner.components.checkpoints.latest()
-        assert runner.run(None if found is None else found.round).digest == alone[name][0], name
+        assert interrupted_and_resumed(config_of(name, str(tmp_path)), calls).digest == alone[name][0], name
 
 
 def test_parts_that_travel_are_all_that_matters(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import make_config, make_runner
+from harness import interrupted_and_resumed, make_config, make_runner
 from judged_rows import judge, pairs, verdicts
 from own_rows import CLIENTS, GPT2, write_rows
 from ranks import run_ranks
@@ -19,7 +19,6 @@ from fedtorch.algorithms.pfedme import PFedMe
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, EvalConfig, PartitionConfig, SystemConfig
-from fedtorch.core.errors import Interrupted
 from fedtorch.rounds import client_scores, local_training
 from fedtorch.tasks.preference import Preference
 
@@ -82,17 +81,7 @@ def test_three_ranks_give_the_bits_of_one_process(alone: dict[str, Any], here: P
 def test_interrupted_and_resumed_gives_the_same_bits(calls: int, alone: dict[str, Any], tmp_path: Path) -> None:
     """Also in the midst of a reference, after which a resumed run computes it again."""
     for name in CASES:
-        config, left = config_of(name, tmp_path), [calls]
-
-        def stop(left: list[int] = left) -> bool:
-            left[0] -= 1
-            return left[0] < 0
-
-        with pytest.raises(Interrupted):
-            make_runner(config, stop=stop).run()
-        runner = make_runner(config)
-        found = runner.components.checkpoints.latest()
-        result = runner.run(None if found is None else found.round)
+        result = interrupted_and_resumed(config_of(name, tmp_path), calls)
         assert (result.digest, result.scores) == alone[name], name
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cases import in_one_process, on_this_rank
-from harness import make_config, make_runner
+from harness import interrupted_and_resumed, make_config, make_runner
 from parsing_toy import Toy
 from ranks import expect_exit, run_ranks
 
@@ -19,7 +19,6 @@ from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig
-from fedtorch.core.errors import Interrupted
 from fedtorch.tasks.base import SERVER
 
 TASK = Toy(clients={f"c{i}": (0.4 + 0.3 * i, 0.1 * i) for i in range(7)}, rows=5, size=9, dropout=0.3)
@@ -87,17 +86,7 @@ def test_a_signal_at_any_moment_changes_nothing(name: str, alone: dict[str, tupl
     make_runner(config_of(name, str(tmp_path / "whole")), stop=never).run()
     assert asked > 20
     for moment in range(1, asked + 1, 4):
-        config, left = config_of(name, str(tmp_path / str(moment))), [moment]
-
-        def stop(left: list[int] = left) -> bool:
-            left[0] -= 1
-            return left[0] <= 0
-
-        with pytest.raises(Interrupted):
-            make_runner(config, stop=stop).run()
-        runner = make_runner(config)
-        found = runner.components.checkpoints.latest()
-        result = runner.run(None if found is None else found.round)
+        result = interrupted_and_resumed(config_of(name, str(tmp_path / str(moment))), moment - 1)
         assert (result.digest, result.best_round, result.scores) == alone[name], f"stopped at the {moment}th time"
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import make_runner
+from harness import interrupted_and_resumed, make_runner
 from ranks import run_ranks
 from trained_otherwise import ARGS, config_of, task_of
 
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import CheckpointConfig, ClientsConfig, Config
-from fedtorch.core.errors import Interrupted
 from fedtorch.train.settings import TrainerConfig
 
 CASES: Mapping[str, tuple[TrainerConfig, dict[str, Any]]] = {
@@ -71,14 +70,5 @@ def test_any_number_of_ranks_gives_the_bits_of_one_process(here: Path) -> None:
 def test_interrupted_and_resumed_gives_the_same_bits(calls: int, here: Path) -> None:
     for name, config in configs(str(here)).items():
         whole = make_runner(replace(config, run=replace(config.run, dir=f"{name}-whole"))).run().digest
-        parts, left = replace(config, run=replace(config.run, dir=f"{name}-parts")), [calls]
-
-        def stop(left: list[int] = left) -> bool:
-            left[0] -= 1
-            return left[0] < 0
-
-        with pytest.raises(Interrupted):
-            make_runner(parts, stop=stop).run()
-        runner = make_runner(parts)
-        found = runner.components.checkpoints.latest()
-        assert runner.run(None if found is None else found.round).digest == whole, name
+        parts = replace(config, run=replace(config.run, dir=f"{name}-parts"))
+        assert interrupted_and_resumed(parts, calls).digest == whole, name

@@ -6,12 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, RunConfig
+from fedtorch.core.errors import Interrupted
+from fedtorch.rounds.result import Result
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import build
 from fedtorch.tasks.base import Task
@@ -46,3 +50,18 @@ def pinned(runner: Runner) -> Runner:
     """The runner, whose clients stay with their workers however long they take."""
     runner.trainer.learn = lambda accepted: None  # type: ignore[method-assign]
     return runner
+
+
+def interrupted_and_resumed(config: Config, calls: int) -> Result:
+    """The result of a run that is asked to stop when it has looked for that so often, and then goes on."""
+    left = [calls]
+
+    def stop() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    with pytest.raises(Interrupted):
+        make_runner(config, stop=stop).run()
+    runner = make_runner(config)
+    found = runner.components.checkpoints.latest()
+    return runner.run(None if found is None else found.round)

@@ -1,4 +1,4 @@
-"""The same script as a client: three lines more."""
+"""Fine-tuning as in alone.py, by a script that is a client: three lines more."""
 
 from datasets import Dataset, disable_progress_bars
 from transformers import AutoModelForCausalLM, AutoTokenizer

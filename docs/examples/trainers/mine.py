@@ -1,4 +1,4 @@
-"""The same training as a function: model, rows and seed come from the run."""
+"""Fine-tuning as in alone.py, by a function: model, rows and seed come from the run."""
 
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
