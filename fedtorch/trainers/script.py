@@ -171,8 +171,12 @@ def _neighbours(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def as_its_own(path: Path, arguments: Sequence[str], side: script_side.Script) -> Iterator[None]:
-    """Inside it the process is the script's: `sys.argv`, `sys.path`, and `side` behind `fedtorch.client`."""
-    words, places, before = sys.argv[:], sys.path[:], script_side._run
+    """Inside it the process is the script's: `sys.argv`, `sys.path`, and `side` behind `fedtorch.client`.
+
+    Afterwards also `__main__` is the process's own, which a script that goes on would keep: multiprocessing runs that
+    file in every process that it starts.
+    """
+    words, places, before, main = sys.argv[:], sys.path[:], script_side._run, sys.modules["__main__"]
     sys.argv[:] = [str(path), *arguments]
     sys.path.insert(0, str(path.resolve().parent))
     script_side._run = side
@@ -180,4 +184,4 @@ def as_its_own(path: Path, arguments: Sequence[str], side: script_side.Script) -
         yield
     finally:
         sys.argv[:], sys.path[:] = words, places
-        script_side._run = before
+        script_side._run, sys.modules["__main__"] = before, main

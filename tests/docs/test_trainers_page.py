@@ -24,6 +24,7 @@ def test_config_function_and_script_give_the_same_bits(tmp_path: Path, monkeypat
             shutil.copy(path, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # that of another test
     subprocess.run([sys.executable, "start.py"], check=True, capture_output=True)
     assert "fedtorch" not in Path("alone.py").read_text()
     for words in (["--config", "sft.yaml"], ["--config", "function.yaml"], ["--script", "client.py"]):

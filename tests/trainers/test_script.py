@@ -185,6 +185,13 @@ def test_a_script_that_is_not_there_is_named(folder: Path) -> None:
         run("nowhere.py")
 
 
+def test_a_script_that_waits_is_not_the_process_that_others_are_started_from(folder: Path) -> None:
+    before = sys.modules["__main__"]
+    script(folder, text=LOOP)
+    run("train.py", "run.dir=kept", "task.keep=process", "rounds=1")
+    assert sys.modules["__main__"] is before
+
+
 def test_a_kept_process_remembers_and_one_that_is_not_kept_does_not(folder: Path) -> None:
     script(folder, text=LOOP)
     for keep, last in (("process", 9.0), ("nothing", 1.0)):
