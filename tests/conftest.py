@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -94,6 +95,17 @@ def _own_linear() -> Iterator[None]:
     linear = torch.nn.functional.linear
     yield
     torch.nn.functional.linear = linear
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A module that a test wrote into its folder is forgotten after it: others write one of the same name."""
+    yield
+    made = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and os.path.abspath(file).startswith(made):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -52,9 +53,11 @@ OPTIMIZERS: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": partial(torch.opt
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> str:
-    """Write JSONL; the name of the file."""
+    """Write JSONL; the name of the file. Ranks that all write it read it whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    partly = path.with_name(f".{path.name}.{os.getpid()}")
+    partly.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    partly.replace(path)
     return str(path)
 
 
