@@ -143,8 +143,9 @@ class FedAssistant(FedAvg, MessageAlgorithm):
         """One client's gradient or difference, compressed with what it had not sent yet."""
         layout = job.engine.shared
         if self.payload == "gradient":
-            grad = layout.empty()
-            curve = job.train(job.received["weights"], before_step=_take_gradient(grad, job.hp.max_grad_norm))
+            grad, received = layout.empty(), job.received["weights"]
+            take = _take_gradient(grad, job.hp.max_grad_norm)
+            curve = job.train(received, before_step=take, held={"gradient": grad})
         else:
             curve = job.train(job.received["weights"])
             grad = job.engine.difference(job.received["weights"])

@@ -207,7 +207,8 @@ class FedParsing(Algorithm):
             job.on_step(n)
 
         start = self._student(job, received, decoder)
-        curve = job_with(job, teacher, on_step).train(start, before_step=self._hook(decoder))
+        follower = job_with(job, teacher, on_step)
+        curve = follower.train(start, before_step=self._hook(decoder), held=teacher.held)
         if self.student.init == "persistent":
             kept = job.engine.shared.view(job.engine.flat.detach())
             job.state.tensors |= {f"student/{name}": kept[name].cpu().clone() for name in decoder}

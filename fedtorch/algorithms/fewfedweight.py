@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from fedtorch.algorithms import pseudo
+from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.personal_model import PersonalModel
 from fedtorch.algorithms.token_weights import TokenWeighting
 from fedtorch.algorithms.weighting import normalised
@@ -54,6 +55,11 @@ class FewFedWeight(PersonalModel):
     """rounds without pseudo data before the first with; in round 0 the labeller is the untrained model"""
     generation_batch: Count = 64
     """inputs labelled at a time"""
+
+    @property
+    def limits(self) -> Limits:
+        """The losses of pseudo and annotated rows are added up beside the engine."""
+        return replace(super().limits, why_not_saved="adds up losses while it trains, which are not saved")
 
     def check_task(self, task: Any) -> None:
         """The task must be able to label."""

@@ -46,6 +46,11 @@ class Limits:
     finds of the class. With it all that leaves a client is a function of what it received, of public numbers and of the
     noised steps of `job.train`, of which each trains on the client's own rows. A class with a `client_update` of its
     own that keeps to it says so by an empty reason"""
+    why_not_saved: str | None = None
+    """why a training of its clients cannot be saved while it is under way (`checkpoint.every_steps`); None: what
+    `algorithms.sums.why_not_saved` finds of the class. What its steps change must be in the engine or among the `held`
+    tensors of `job.train`. A class with steps or a `client_update` of its own that keeps to it says so by an empty
+    reason"""
     trainings: int = 1
     """of a client in a round on its own rows, each of as many steps: all of them are on the account of its rows"""
     public_numbers: tuple[str, ...] = ()

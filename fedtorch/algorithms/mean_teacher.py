@@ -86,7 +86,13 @@ class MeanTeacher:
         self.weights = engine.shared.copied(received, own, engine.device)
         """the teacher's own parameters, named tensors on the engine's device, copies; they lie as the student's do, so
         that equal weights give equal answers to the last bit"""
-        self.updates = 0
+        self.updates = torch.zeros((), dtype=torch.int64)
+        """how often it came nearer"""
+
+    @property
+    def held(self) -> dict[str, Tensor]:
+        """What updates change, for `ClientJob.train`."""
+        return {**self.weights, "updates": self.updates}
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:
         """As the task does."""
@@ -108,7 +114,7 @@ class MeanTeacher:
         self.updates += 1
         lam = self.settings.lam if self.settings.update == "ema" else 0.0
         if self.settings.every == "step":
-            lam = min(1 - 1 / (self.updates + 1), lam)
+            lam = min(1 - 1 / (int(self.updates) + 1), lam)
         current = self.engine.shared.view(self.engine.flat)
         for name, theirs in self.weights.items():
             theirs.lerp_(

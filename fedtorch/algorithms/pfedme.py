@@ -35,8 +35,8 @@ class PFedMe(PersonalModel):
 
     @property
     def limits(self) -> Limits:
-        """A client's own model is made anew in every round."""
-        return replace(super().limits, reads_initial=False)
+        """A client's own model is made anew in every round, by steps that are none of `job.train`."""
+        return replace(super().limits, reads_initial=False, why_not_saved="takes its steps in a loop of its own")
 
     def check(self, hp: ClientConfig) -> None:
         """Every minimisation starts its optimiser afresh."""

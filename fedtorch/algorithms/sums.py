@@ -60,6 +60,20 @@ def why_not_trainer(rule: Algorithm) -> str:
     return ""
 
 
+def why_not_saved(rule: Algorithm) -> str:
+    """Why a client's training cannot be saved while it is under way, as a clause after its name; empty: it can.
+
+    `Limits.why_not_saved` where the class says it; else what can be seen of its functions.
+    """
+    if rule.limits.why_not_saved is not None:
+        return rule.limits.why_not_saved
+    for name in ("client_update", "correction"):
+        own = definer(type(rule), name)
+        if own is not None and not own.__module__.startswith("fedtorch."):
+            return f"has a `{name}` of its own, whose steps may change more than the engine holds"
+    return ""
+
+
 def why_not_ahead(rule: Algorithm) -> str:
     """Why the scale of its sum cannot be fixed before a round, as a clause after its name; empty: it can.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedtorch.core.ranges import Count, Whole
+from fedtorch.core.ranges import Count, Positive, Whole
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,11 @@ class CheckpointConfig:
 
     every: Count = 1
     """Rounds between checkpoints; one is also written at the end and on a signal."""
+    every_steps: Count | None = None
+    """Within a round too: a worker saves the training of a client that is under way after so many steps, and at its
+    end. A run that is killed repeats at most so many steps of each worker. null: rounds are repeated whole"""
+    every_seconds: Positive | None = None
+    """The same by the worker's clock, after the first step that ends so many seconds after the last save"""
     overlap: bool = False
     """Let the server write its part while the clients of the next round train, so that they need not wait; a run that
     is killed meanwhile goes on from the checkpoint before. Same files. The last checkpoint is waited for."""
@@ -24,3 +29,8 @@ class CheckpointConfig:
     missing_clients: Literal["refuse", "restart"] = "refuse"
     """At a resume, where hosts have disks of their own: a client's state that is not on the disk where the client
     lives (the disk was lost, the client has moved) is an error, or the client starts anew."""
+
+    @property
+    def saves_steps(self) -> bool:
+        """Are trainings saved while they are under way?"""
+        return self.every_steps is not None or self.every_seconds is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 from fedtorch.checkpoint.manifest_form import folders
 from fedtorch.checkpoint.own_disk import write_note
 from fedtorch.checkpoint.store import Checkpoints, Manifest
+from fedtorch.checkpoint.under_way import drop_under_way
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.config.load import run_digest, to_dict
@@ -84,6 +85,8 @@ def find_start(built: BuiltRun, comm: Communicator, checkpoints: Checkpoints, re
     if is_apart:
         agree_to_lose(built, comm, checkpoints, resume, round=round, known=max(round, known))
     if round < 0:
+        if resume == "never":
+            drop_under_way(built.config.folder)
         if (comm.is_server or leads) and checkpoints.set_aside():
             forget_losses(built.config.folder)  # of the run that was there
         if leads:

@@ -11,6 +11,7 @@ from fedtorch.checkpoint.local_disks import tidy
 from fedtorch.checkpoint.manifest_form import folders
 from fedtorch.checkpoint.own_disk import write_note
 from fedtorch.checkpoint.store import FileEntry
+from fedtorch.checkpoint.under_way import drop_under_way
 from fedtorch.comm.wire import Packet
 from fedtorch.config.load import run_digest
 from fedtorch.core.client import ClientState
@@ -104,6 +105,7 @@ class Saving:
                 self.saved = context.round
                 context.store.mark_clean()
                 tell_saved(context.round)
+                drop_under_way(context.config.folder, before=context.round)
                 leads = checkpoints.apart is not None and checkpoints.apart.leads
                 if leads:
                     write_note(checkpoints.folder, context.round, run_digest(context.config))

@@ -34,6 +34,7 @@ from fedtorch.rounds.pace import Pace
 from fedtorch.rounds.placement import costs
 from fedtorch.rounds.private_weights import private_weights
 from fedtorch.rounds.references import References
+from fedtorch.rounds.under_way import UnderWay, added
 from fedtorch.train.attacks.attackers import Attackers
 from fedtorch.train.job import ClientJob
 from fedtorch.train.outgoing import MESSAGE, Outgoing
@@ -66,6 +67,7 @@ class ClientTrainer:
         self.trainer_of = cache(trainer_of)
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(self.attackers.load)
         self._references = References(context.components.engine)
+        self._under_way = UnderWay(context)
 
     @property
     def per_round(self) -> int:
@@ -195,6 +197,7 @@ class ClientTrainer:
         on_step(0)
         # the buffer's next vector, which then keeps the update as it is
         job = self._make_job(client, parts, outgoing=self.context.updates.blank(), on_step=on_step)
+        job.saves = self._under_way.of(client.name)
         report = self._run(job)
         self._keep_trained(job, report)
         if job.outgoing.is_sent:
@@ -276,7 +279,7 @@ class ClientTrainer:
         algorithm, components = self.context.algorithm, self.context.components
         returned = algorithm.client_update(job)
         task = components.training
-        counted = task.pop_counters(components.engine.module)
+        counted = added({} if job.saves is None else job.saves.counted, task.pop_counters(components.engine.module))
         counted = dict(zip(counted, components.engine.summed([*counted.values()]), strict=True))
         counted |= {} if job.silo is not None else task.counts(job.examples)
         report = job.outgoing.close(returned)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class InitialBuffers:
@@ -21,3 +23,14 @@ class InitialBuffers:
         """Into the module."""
         for part, name, initial in self._places:
             getattr(part, name).copy_(initial)
+
+    def now(self) -> dict[str, Tensor]:
+        """Copies of what they are now, by name, on the CPU."""
+        present = (getattr(part, name).detach() for part, name, _ in self._places)
+        return {name: buffer.cpu().clone() for name, buffer in zip(self.values, present, strict=True)}
+
+    @torch.no_grad()
+    def put(self, values: Mapping[str, Tensor]) -> None:
+        """What `now` gave, into the module."""
+        for (part, own, _), name in zip(self._places, self.values, strict=True):
+            getattr(part, own).copy_(values[name])

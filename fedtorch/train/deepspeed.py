@@ -6,7 +6,7 @@ The ranks of a worker are the default group of torch.distributed; all of them ca
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from fedtorch.core.seeds import seed_for, seed_torch
 from fedtorch.core.weights import Partition
 from fedtorch.train.engine import GradientHook, LossFunction
 from fedtorch.train.micro_batches import parts_of, passes_of
+from fedtorch.train.moment import Moment
 from fedtorch.train.optim import forget, load_state, make_optimizer, make_schedule, renew, state_of
 from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.train.whole_passes import Connect, WholePass, needs_whole_passes
@@ -65,7 +66,7 @@ class DeepSpeedEngine(ZeroWeights):
         self._left_out = 0
         self._counts = True
         self._connect: Connect | None = None
-        self._pending_state: tuple[OptimizerState, Tensor, Tensor | None, int] | None = None
+        self._pending_state: tuple[OptimizerState, Tensor, Tensor | None, Callable[[], None]] | None = None
 
     def join(self, worker: WorkerGroup | None, connect: Connect | None = None) -> None:
         """Join the worker's ranks; raises PreflightError where they share a GPU."""
@@ -105,7 +106,7 @@ class DeepSpeedEngine(ZeroWeights):
             elif self._tensors.has_state:
                 self._tensors.put_state(optimizer_state)
             else:
-                self._pending_state = (optimizer_state, shared, private, seed)
+                self._pending_state = (optimizer_state, shared, private, partial(self._seed, seed))
         self._schedule = make_schedule(optimizer, hp, steps, taken)
         self._zero._config.gradient_clipping = self._zero.optimizer.clip_grad = hp.max_grad_norm or 0.0
         self._left_out = 0
@@ -186,6 +187,19 @@ class DeepSpeedEngine(ZeroWeights):
             return dict(tensors), dict(numbers)
         return self._tensors.state(self.trained_names)
 
+    def go_on(self, moment: Moment) -> None:
+        """Go on; where the optimiser state is still to be put back, after that once more."""
+        super().go_on(moment)
+        if self._pending_state is not None:
+            self._pending_state = (*self._pending_state[:3], partial(super().go_on, moment))
+
+    def _scale_numbers(self) -> dict[str, int | float]:
+        return {**self._scale.numbers(), "left_out": self._left_out}
+
+    def _put_scale(self, numbers: Mapping[str, int | float]) -> None:
+        self._scale.put(numbers)
+        self._left_out = int(numbers["left_out"])
+
     @property
     def _size(self) -> int:
         return 1 if self.worker is None else self.worker.size
@@ -226,7 +240,7 @@ class DeepSpeedEngine(ZeroWeights):
         Only a step makes the optimiser's tensors, and only its tensors can be filled.
         """
         assert self._pending_state is not None and self._tensors is not None
-        state, shared, private, seed = self._pending_state
+        state, shared, private, begin = self._pending_state
         self._zero.set_gradient_accumulation_boundary(True)
         self._counts = False
         with self._whole(loss_fn), exchanging(self.worker):
@@ -239,7 +253,7 @@ class DeepSpeedEngine(ZeroWeights):
         self._tensors.put_state(state)
         self._scale.renew()
         self._failed = True
-        self._seed(seed)
+        begin()
 
     def _hooked(self, hook: GradientHook) -> Tensor | None:
         """Let a hook change the reduced gradients, which are whole while it runs."""

@@ -18,6 +18,17 @@ from fedtorch.train.batches import SplitBatch
 from fedtorch.train.buffers import InitialBuffers
 from fedtorch.train.initial import InitialVectors
 from fedtorch.train.model_parallel import ParameterOwners, clip_gradients, collect_shared
+from fedtorch.train.moment import (
+    BUFFER,
+    DEVICE_GENERATOR,
+    GENERATOR,
+    OPTIMIZER,
+    PRIVATE,
+    SCALE,
+    SHARED,
+    Moment,
+    part_of,
+)
 from fedtorch.train.optim import Optimizers, forget, load_state, make_schedule, state_of
 from fedtorch.train.pinned_copy import PinnedCopier, check_ids, to_device
 from fedtorch.train.precision import Precision
@@ -329,6 +340,49 @@ class Engine(InitialVectors):
         """Copies of the optimiser's state, tensors and numbers under `<parameter>/<key>`."""
         assert self._optimizer is not None
         return state_of(self._optimizer, self.trained_names, self.trained)
+
+    def moment(self, *, with_optimizer: bool = True) -> Moment:
+        """All that the next step depends on, between two of them; all ranks of the worker call it.
+
+        with_optimizer: no step comes before another `start` otherwise. The weights may be the module's own memory.
+        """
+        tensors = {SHARED: self.on_cpu(None)} if self.shared.size else {}
+        if self.private.size:
+            tensors[PRIVATE] = self.snapshot_private()
+        tensors |= {BUFFER + name: value for name, value in self._buffers.now().items()}
+        numbers = {SCALE + name: value for name, value in self._scale_numbers().items()}
+        if with_optimizer:
+            kept, counts = self.optimizer_state()
+            tensors |= {OPTIMIZER + name: value for name, value in kept.items()}
+            numbers |= {OPTIMIZER + name: value for name, value in counts.items()}
+        tensors[GENERATOR] = torch.default_generator.get_state()
+        if (state := devices.generator_state(self.device)) is not None:
+            tensors[DEVICE_GENERATOR] = state
+        return Moment(tensors, numbers)
+
+    def go_on(self, moment: Moment) -> None:
+        """Be where `moment` was taken; after a `start` with its weights, its optimiser state and its steps `taken`."""
+        self._buffers.put(part_of(moment.tensors, BUFFER))
+        self._put_scale(part_of(moment.numbers, SCALE))
+        torch.default_generator.set_state(moment.tensors[GENERATOR])
+        if DEVICE_GENERATOR in moment.tensors:
+            devices.set_generator_state(moment.tensors[DEVICE_GENERATOR], self.device)
+
+    def moment_form(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of every tensor of a `moment` but the optimiser's; waits for no other rank."""
+        flats = {SHARED: self.shared, PRIVATE: self.private}
+        form = {name: ((layout.size,), layout.dtype) for name, layout in flats.items() if layout.size}
+        own = {BUFFER + name: value for name, value in self._buffers.values.items()}
+        own[GENERATOR] = torch.default_generator.get_state()
+        if (state := devices.generator_state(self.device)) is not None:
+            own[DEVICE_GENERATOR] = state
+        return form | {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in own.items()}
+
+    def _scale_numbers(self) -> dict[str, int | float]:
+        return self._precision.numbers()
+
+    def _put_scale(self, numbers: Mapping[str, int | float]) -> None:
+        self._precision.put(numbers)
 
     def shared_views(self, flat: Tensor) -> list[Tensor]:
         """Views of `flat` (over the shared layout, on the engine's device) for the trained shared parameters."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import torch
@@ -20,9 +21,11 @@ from fedtorch.core.silo_work import SiloWork
 from fedtorch.train.batches import Batching, SplitBatch, StepPlan
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.lengths import Lengths
-from fedtorch.train.loop import LossCurve, Step, train
+from fedtorch.train.loop import LossCurve, Step
+from fedtorch.train.moment import OPTIMIZER, PRIVATE, SHARED, Moment, Saves, part_of
 from fedtorch.train.noised import NoisedTraining, noised_sum, train_noised
 from fedtorch.train.outgoing import Outgoing
+from fedtorch.train.saved_loop import SavedLoop
 from fedtorch.train.settings import ClientConfig
 
 
@@ -89,6 +92,8 @@ class ClientJob:
     """where each step is noised: the rows, and how; `examples` tells but how many are declared then"""
     trainer: LocalTrainer | None = None
     """what trains in place of `train.loop`"""
+    saves: Saves | None = None
+    """saves its trainings while they are under way; None: nobody does"""
 
     def seed(self, purpose: str) -> int:
         """The seed for one purpose of this client in this round."""
@@ -169,12 +174,14 @@ class ClientJob:
         data: Sequence[Any] | None = None,
         hp: ClientConfig | None = None,
         run_steps: int | None = None,
+        held: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> LossCurve:
         """Train from `weights` (flat, shared) and the client's private ones; the result is in `engine`.
 
         purpose: tells apart several trainings in one round: their seeds, optimiser states and cursors.
         data: other examples than the client's own (pseudo data). run_steps: over which `schedule_span: run` falls;
-        None: as many steps in every round as in this one. Keeps the private weights, and the optimiser's
+        None: as many steps in every round as in this one. held: tensors that the steps change beside the engine's
+        (a teacher), by name, which are saved and filled again with it. Keeps the private weights, and the optimiser's
         state where `hp.optimizer_state` is `keep`, in `state`.
         """
         if self.trainer is not None:
@@ -186,9 +193,14 @@ class ClientJob:
             run_steps = self.steps_of_the_run(len(examples), epochs=epochs)
         start = partial(self._start, weights, hp, purpose, planned=len(plans), run_steps=run_steps)
         if self.silo is None:
-            start()
-            steps = self.collated(plans, examples)
-            curve = train(self.engine, steps, self.task.loss, before_step=before_step, after_step=self.on_step)
+            loop = SavedLoop(self.engine, self.task.loss, hp, held, len(plans))
+            saved = None
+            if self.saves is not None:
+                facts = self._facts(weights, hp, len(plans), run_steps)
+                facts.append(repr((purpose, len(examples), self.parts)).encode())
+                saved = self.saves.training(facts, loop.fault)
+            steps = partial(self.collated, examples=examples)
+            curve = loop.train(plans, steps, start, saved, before_step=before_step, after_step=self.on_step)
         elif data is not None:
             raise UpdateError("with privacy.kind record a client trains on its own rows alone")
         else:
@@ -293,18 +305,33 @@ class ClientJob:
         most, lengths = self.hp.max_tokens_per_batch, self._batching(examples).lengths
         return 0 if most is None else sum(sum(each) > most for each in lengths)
 
-    def _start(self, weights: Tensor, hp: ClientConfig, purpose: str, *, planned: int, run_steps: int) -> None:
-        """Load the weights and the optimiser that this client goes on with."""
+    def _start(
+        self,
+        weights: Tensor,
+        hp: ClientConfig,
+        purpose: str,
+        found: Moment | None = None,
+        *,
+        planned: int,
+        run_steps: int,
+    ) -> None:
+        """Load the weights and the optimiser that this client goes on with; found: within this training."""
         spans_run = hp.schedule_span == "run"
+        private, kept = self.private, self._kept_optimizer(purpose) if hp.optimizer_state == "keep" else None
+        if found is not None:
+            weights, private = found.tensors.get(SHARED, weights), found.tensors.get(PRIVATE)
+            kept = part_of(found.tensors, OPTIMIZER), part_of(found.numbers, OPTIMIZER)
         self.engine.start(
             weights,
-            self.private,
+            private,
             hp,
             steps=run_steps if spans_run else planned,
-            taken=self._taken(purpose) if spans_run else 0,
+            taken=(self._taken(purpose) if spans_run else 0) + (0 if found is None else found.step),
             seed=self.seed(f"{purpose}/dropout"),
-            optimizer_state=self._kept_optimizer(purpose) if hp.optimizer_state == "keep" else None,
+            optimizer_state=kept,
         )
+        if found is not None:
+            self.engine.go_on(found)
 
     def _taken(self, purpose: str) -> int:
         """The steps taken in earlier rounds, where the schedule spans the run."""

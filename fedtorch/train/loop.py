@@ -75,6 +75,18 @@ class LossCurve:
         return [loss + penalty for loss, penalty in zip(self.losses, self.penalties, strict=True)]
 
 
+@dataclass
+class Taken:
+    """What the steps of a training gave so far."""
+
+    losses: list[Tensor] = field(default_factory=list)
+    """The loss of each, detached, shape (), on the device."""
+    penalties: list[Tensor] = field(default_factory=list)
+    """What the algorithm added to each, in the same form."""
+    epochs: list[int] = field(default_factory=list)
+    """The epoch of each."""
+
+
 def train(
     engine: Engine,
     steps: Iterable[Step],
@@ -82,32 +94,32 @@ def train(
     *,
     before_step: GradientHook | None = None,
     after_step: Callable[[int], None] | None = None,
+    taken: Taken | None = None,
 ) -> LossCurve:
     """Take the given steps on an engine that was started, and return the losses.
 
     before_step(engine): called with all gradients of the step in place, before clipping; may change them.
     after_step(n): called with the number of steps taken so far.
+    taken: those before the given ones, which count too; grows with every step.
     The losses stay on the device until the end: nothing waits for the device inside the loop.
     """
-    losses: list[Tensor] = []
-    penalties: list[Tensor] = []
-    epochs: list[int] = []
+    taken = Taken() if taken is None else taken
     for step in steps:
         objective, divisor = step.objective(loss_fn)
         loss, penalty = engine.step(objective, step.batches, divisor, before_step)
-        losses.append(loss)
-        penalties.append(penalty)
-        epochs.append(step.epoch)
+        taken.losses.append(loss)
+        taken.penalties.append(penalty)
+        taken.epochs.append(step.epoch)
         if after_step is not None:
-            after_step(len(losses))
-    if not losses:
+            after_step(len(taken.losses))
+    if not taken.losses:
         return LossCurve()
-    left_out = engine.left_out()
+    left_out, count = engine.left_out(), len(taken.losses)
     if left_out:
-        level = logging.WARNING if left_out == len(losses) else logging.DEBUG
-        log.log(level, "%d of %d steps were left out: gradients overflowed in fp16", left_out, len(losses))
-    values, added = torch.stack(losses).tolist(), torch.stack(penalties).tolist()
-    return LossCurve(tuple(values), tuple(added), tuple(epochs), left_out)
+        level = logging.WARNING if left_out == count else logging.DEBUG
+        log.log(level, "%d of %d steps were left out: gradients overflowed in fp16", left_out, count)
+    values, added = torch.stack(taken.losses).tolist(), torch.stack(taken.penalties).tolist()
+    return LossCurve(tuple(values), tuple(added), tuple(taken.epochs), left_out)
 
 
 def _over(loss_fn: LossFunction, terms: int, module: nn.Module, batch: Any) -> tuple[Tensor, int]:

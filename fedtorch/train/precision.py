@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -98,6 +99,20 @@ class Precision:
             optimizer.step()
         else:
             self.scale.take_step(optimizer)
+
+    def numbers(self) -> dict[str, int | float]:
+        """Where the loss scale stands, to go on with `put`; empty where there is none. Waits for the device."""
+        if self.scale is None:
+            return {}
+        state = self.scale.state_dict()
+        return {"scale": state["scale"], "growth": state["_growth_tracker"], "left_out": self.left_out()}
+
+    def put(self, numbers: Mapping[str, int | float]) -> None:
+        """Go on where `numbers` stood; after `begin`."""
+        if self.scale is not None:
+            state = self.scale.state_dict()
+            self.scale.load_state_dict({**state, "scale": numbers["scale"], "_growth_tracker": int(numbers["growth"])})
+            self.scale.left_out.fill_(numbers["left_out"])
 
     def left_out(self) -> int:
         """Steps since `begin` that were not taken; waits for the device."""

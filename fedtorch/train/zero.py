@@ -235,6 +235,16 @@ class ZeroScale:
         """Factor that gradients are multiplied by now."""
         return 1.0 if self._scaler is None else float(self._scaler.cur_scale)
 
+    def numbers(self) -> dict[str, int | float]:
+        """Where it stands, to go on with `put`."""
+        kept = {} if self._scaler is None else vars(self._scaler)
+        return {name: value for name, value in kept.items() if type(value) in (int, float)}
+
+    def put(self, numbers: Mapping[str, int | float]) -> None:
+        """Go on where `numbers` stood."""
+        for name, value in self.numbers().items():
+            setattr(self._scaler, name, type(value)(numbers.get(name, value)))
+
     def renew(self) -> None:
         """As it was before any step."""
         for name, value in self._start.items():

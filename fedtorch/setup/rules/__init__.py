@@ -22,6 +22,7 @@ from fedtorch.setup.rules import (
     references,
     sums,
     trainers,
+    under_way,
     vectors,
 )
 from fedtorch.setup.rules.subject import Subject
@@ -34,6 +35,7 @@ SUBJECTS: tuple[Subject, ...] = (
     engine.SUBJECT,
     trainers.SCRIPTS,
     trainers.SUBJECT,
+    under_way.SUBJECT,
     vectors.SUBJECT,
     evaluation.SUBJECT,
     privacy.SHARED,
