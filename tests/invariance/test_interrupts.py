@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig
 from fedtorch.core.errors import Interrupted
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Update
+from fedtorch.train.engine import Engine
 from fedtorch.train.job import ClientJob
 from fedtorch.train.settings import RateOverRounds
 
@@ -97,6 +99,41 @@ def test_a_signal_at_any_moment_changes_nothing(name: str, tmp_path: Path) -> No
         with pytest.raises(Interrupted):
             outcome(config, stop=stop)
         assert outcome(config) == expected, f"stopped when asked for the {moment}th time"
+
+
+SAVING = CheckpointConfig(every=1, every_steps=2)
+
+
+@pytest.mark.parametrize("name", ["ditto", "rate over rounds", "diloco"])
+def test_a_signal_repeats_no_step_where_they_are_saved(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, own_step = 0, Engine.step
+
+    def step(self: Engine, *args: Any, **kwargs: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        return own_step(self, *args, **kwargs)
+
+    monkeypatch.setattr(Engine, "step", step)
+    expected = outcome(config_of(name, tmp_path / "whole"))
+    wanted, taken = taken, 0
+    for moment in range(1, 60, 4):
+        config, left = config_of(name, tmp_path / str(moment), checkpoint=SAVING), [moment]
+
+        def stop(left: list[int] = left) -> bool:
+            left[0] -= 1
+            return left[0] <= 0
+
+        with contextlib.suppress(Interrupted):
+            outcome(config, stop=stop)
+            break
+        assert outcome(config) == expected, f"stopped when asked for the {moment}th time"
+        assert taken == wanted
+        taken = 0
+    else:
+        moment = 60
+    assert moment > 20
 
 
 def interrupted_on_three(folder: str, moment: int) -> str:
