@@ -39,7 +39,7 @@ class UnderWay:
         return ClientSaves(self, client) if self.settings.saves_steps else None
 
     @cached_property
-    def run(self) -> str:
+    def config(self) -> str:
         """Digest of the config and of what a checkpoint must agree with beside it."""
         config, facts = self.context.config, self.context.components.facts
         return xxhash.xxh3_64_hexdigest(to_json([run_digest(config), sorted(facts.items())]).encode())
@@ -93,7 +93,7 @@ class TrainingSaves:
         self.client, self._context, self._worker = client, context, worker
         self._rank, self._size = (0, 1) if worker is None else (worker.rank, worker.size)
         self._key: dict[str, str | int] = {
-            "run": client.rule.run,
+            "config": client.rule.config,
             "client": client.client,
             "round": context.round,
             "training": number,

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from fedtorch.checkpoint.under_way import FOLDER, UnderWayFile, drop_under_way
 from fedtorch.core.errors import CheckpointError
 
-KEY = {"run": "x", "client": "nörth", "round": 3, "training": 1, "ranks of a worker": 1, "beginning": "y", "part": 0}
+KEY = {"config": "x", "client": "nörth", "round": 3, "training": 1, "ranks of a worker": 1, "beginning": "y", "part": 0}
 TENSORS = {"shared": torch.arange(5.0), "own/generator": torch.arange(3, dtype=torch.uint8), "scalar": torch.ones(())}
 
 
@@ -37,7 +37,7 @@ def test_what_is_written_is_read(file: UnderWayFile) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("run", "z"), ("ranks of a worker", 2), ("beginning", "another"), ("client", "north")]
+    ("name", "value"), [("config", "z"), ("ranks of a worker", 2), ("beginning", "another"), ("client", "north")]
 )
 def test_of_another_run_client_worker_or_beginning(name: str, value: object, file: UnderWayFile) -> None:
     other = replace(file, key={**KEY, name: value})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -26,7 +27,9 @@ from fedtorch.comm.worker import Verdict
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, SystemConfig
 from fedtorch.core.errors import ConfigError, Interrupted, PeerError, PreflightError
 from fedtorch.planning.dry_run import describe
+from fedtorch.rounds.under_way import TrainingSaves
 from fedtorch.setup.build import build
+from fedtorch.train.moment import Moment
 
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(5)}  # 2 to 9 steps
 TASK = Quadratic(clients=CLIENTS, start=tuple(0.1 * i for i in range(20)), noise=0.7, dropout=0.2, double=False)
@@ -73,7 +76,7 @@ def test_workers_of_two_ranks_give_the_bits_of_one_process(size: int, system: Sy
     assert len(files) == len(CLIENTS)  # each state is written once, by the worker's leader
 
 
-def interrupted(folder: str, who: int, moment: int) -> str:
+def interrupted(folder: str, who: int, moment: int, saving: CheckpointConfig) -> str:
     """Rank `who` alone hears a signal, when it asks for the `moment`th time."""
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
         left = [moment]
@@ -82,7 +85,6 @@ def interrupted(folder: str, who: int, moment: int) -> str:
             left[0] -= comm.rank == who
             return left[0] <= 0
 
-        saving = CheckpointConfig(every=1)
         try:
             make_runner(config_of("ditto", folder, checkpoint=saving, system=PAIRS), comm, stop=stop).run()
         except Interrupted:
@@ -90,18 +92,38 @@ def interrupted(folder: str, who: int, moment: int) -> str:
         return "finished"
 
 
-def resumed(folder: str, round: int) -> str:
+def resumed(folder: str, round: int, saving: CheckpointConfig) -> tuple[str, int]:
+    """The digest, and how many trainings this rank went on with."""
+    gone_on, usual = [], TrainingSaves.take
+
+    def take(self: TrainingSaves) -> Moment | None:
+        gone_on.append(found := usual(self))
+        return found
+
+    TrainingSaves.take = take  # type: ignore[method-assign]
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
-        return outcome(config_of("ditto", folder, system=PAIRS), comm, round)[0]
+        config = config_of("ditto", folder, system=PAIRS, checkpoint=saving)
+        return outcome(config, comm, round)[0], sum(found is not None for found in gone_on)
 
 
-def test_a_signal_to_a_rank_that_does_not_lead_stops_all_and_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every_steps", [None, 3])
+def test_a_signal_to_a_rank_that_does_not_lead_stops_all_and_loses_nothing(
+    every_steps: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saving = CheckpointConfig(every=1, every_steps=every_steps)
     expected = outcome(config_of("ditto", tmp_path / "whole"))[0]
-    assert run_ranks(interrupted, 5, str(tmp_path), 2, 45) == ["interrupted"] * 5
-    found = make_runner(config_of("ditto", tmp_path)).components.checkpoints.latest()
+    assert run_ranks(interrupted, 5, str(tmp_path), 2, 45, saving) == ["interrupted"] * 5
+    config = config_of("ditto", tmp_path, checkpoint=saving)
+    found = make_runner(config).components.checkpoints.latest()
     assert found is not None and found.round in (1, 2)
-    assert run_ranks(resumed, 5, str(tmp_path), found.round)[0] == expected
-    assert outcome(config_of("ditto", tmp_path), resume=found.round)[0] == expected
+    shutil.copytree(config.folder, tmp_path / "copy" / config.folder.name)
+    ended = run_ranks(resumed, 5, str(tmp_path), found.round, saving)
+    assert ended[0][0] == expected
+    went_on = [count for _, count in ended[1:]]
+    assert went_on[0] == went_on[1] and went_on[2] == went_on[3] and any(went_on) == (every_steps is not None)
+    # one process takes nothing up of workers of two ranks
+    assert outcome(config_of("ditto", tmp_path / "copy", checkpoint=saving), resume=found.round)[0] == expected
+    assert ("another ranks of a worker" in caplog.text) == (every_steps is not None)
 
 
 # --- errors on one rank

@@ -90,7 +90,7 @@ def test_of_another_config(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     other = config_of(tmp_path / "run", client=replace(CLIENT, lr=0.2))
     expected = make_runner(replace(other, run=replace(other.run, dir=str(tmp_path / "whole")))).run().digest
     assert make_runner(other).run().digest == expected
-    assert "is of another run and another beginning" in caplog.text
+    assert "is of another config and another beginning" in caplog.text
 
 
 def test_a_disk_that_refuses_is_one_warning(
