@@ -241,16 +241,24 @@ class ClientJob:
         return train_noised(training, plans, before_step=before_step, after_step=self.on_step)
 
     def _facts(self, weights: Tensor, hp: ClientConfig, planned: int, run_steps: int) -> list[bytes | memoryview]:
-        """All that a noised training begins with: what was received, kept and set."""
-        tensors = {"": weights, **self.received, **self.state.tensors}
-        if self.private is not None:
+        """All that a training begins with: what was received, kept and set.
+
+        Of what is kept only what this rank keeps for its worker: others' entries differ before and after a resume.
+        """
+        kept = {name: tensor for name, tensor in self.state.tensors.items() if self._is_own(name)}
+        tensors = {"": weights, **self.received, **kept}
+        if self.private is not None and self._is_own(keys.PRIVATE):
             tensors["own"] = self.private
         found: list[bytes | memoryview] = []
         for name in sorted(tensors):
             values = tensors[name].detach().reshape(-1).contiguous().view(torch.uint8).numpy()
             found += [name.encode(), values.data]
-        numbers = sorted(self.state.numbers.items())
+        numbers = sorted((name, number) for name, number in self.state.numbers.items() if self._is_own(name))
         return [*found, repr((numbers, hp, planned, run_steps, self.round)).encode()]
+
+    def _is_own(self, entry: str) -> bool:
+        owners, worker = self.engine.owners, self.engine.worker
+        return owners is None or worker is None or (owners.keeper(entry) or 0) == worker.rank
 
     def keep_private(self) -> None:
         """Put the engine's private weights into the client's state."""

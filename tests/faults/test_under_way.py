@@ -12,6 +12,7 @@ from fedtorch.checkpoint.under_way import FOLDER
 from fedtorch.main import main
 
 CLIENT = "{optimizer: adamw, lr: 0.1, batch_size: 4, optimizer_state: keep, steps: 12, schedule: cosine}"
+FEDA = Path(__file__).parents[2] / "configs" / "smoke" / "feda.yaml"
 EVERY = 4
 CHECKPOINT = f"{{every_steps: {EVERY}}}"
 
@@ -78,3 +79,17 @@ def test_a_run_that_is_begun_anew_takes_nothing_up(whole: str, tmp_path: Path) -
     assert main(["--config", str(config), "--resume", "never"]) == 0
     ended = Ended(tmp_path / "run")
     assert ended.digest == whole and not gone_on(ended)
+
+
+def test_two_ranks_that_hold_unlike_parts_of_a_model(tmp_path: Path) -> None:
+    settings = ["rounds=1", "client.steps=4", "algorithm.payload=delta", "system.ranks_per_worker=2"]
+    configs = {}
+    for name in ("plain", "killed"):
+        (tmp_path / name).mkdir()
+        configs[name] = tmp_path / name / "pair.yaml"
+        configs[name].write_text(f"base: [{FEDA}]\nrun: {{name: pair, dir: {tmp_path / name / 'run'}}}\n")
+    whole = supervise(configs["plain"], sets=settings)
+    saving = [*settings, "checkpoint.every_steps=1"]
+    ended = supervise(configs["killed"], faults="kill:phase=train,rank=2,step=3,attempt=0", sets=saving)
+    assert ended.code == 0 and ended.digest == whole.digest
+    assert [ended.log(rank).count("goes on after step 2 of round 1") for rank in (1, 2)] == [1, 1]
