@@ -140,6 +140,11 @@ OPTIMIZER = "/optimizer/"
 """between purpose and name in tensors and numbers of a client: what its optimiser keeps"""
 
 
+def has_no_optimizer(purpose: str) -> str:
+    """Number of a client: 1 where its optimiser is kept and has nothing to keep, as all it was given was zero."""
+    return f"{purpose}/has_no_optimizer"
+
+
 def optimizer(purpose: str) -> str:
     """How the entries of a client's optimiser begin, where it keeps one."""
     return f"{purpose}{OPTIMIZER}"

@@ -131,7 +131,8 @@ def _needed_by_client(context: RoundContext, name: str, state: ClientState) -> I
     if has_optimizer and hp.schedule_span == "run":
         yield keys.steps(_TRAIN)
     taken = any(numbers.get(key, 0) > 0 for key in (keys.cursor(_TRAIN), keys.steps(_TRAIN)))
-    if taken and not has_optimizer and hp.optimizer_state == "keep" and hp.optimizer != "sgd" and not engine.owners:
+    had_one = hp.optimizer != "sgd" and not engine.owners and not numbers.get(keys.has_no_optimizer(_TRAIN))
+    if taken and not has_optimizer and hp.optimizer_state == "keep" and had_one:
         yield prefix
 
 

@@ -350,6 +350,10 @@ class ClientJob:
         tensors, numbers = self.engine.optimizer_state()
         self.state.tensors.update({prefix + key: value for key, value in tensors.items()})
         self.state.numbers.update({prefix + key: value for key, value in numbers.items()})
+        if tensors or numbers:
+            self.state.numbers.pop(keys.has_no_optimizer(purpose), None)
+        else:
+            self.state.numbers[keys.has_no_optimizer(purpose)] = 1
 
     def _kept_optimizer(self, purpose: str) -> tuple[dict[str, Tensor], dict[str, int | float]]:
         prefix = keys.optimizer(purpose)

@@ -404,3 +404,17 @@ def test_the_six_real_domains_train(shared_data: Path, tmp_path: Path, monkeypat
     assert main(["--config", "smoke/feda_top50", "--set", *shrunk, *model]) == 0
     row = json.loads((tmp_path / "runs" / "feda_top50" / "results.json").read_text())["summary"]["perplexity"]
     assert list(row)[:6] == ["flights", "events", "services", "hotels", "restaurants", "movies"]
+
+
+def test_a_run_whose_optimiser_never_had_anything_to_keep_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With frozen users every gradient is taken away, and the state of the clients' optimisers is all zero."""
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    for name, rounds in (("whole", [2]), ("parts", [1, 2])):
+        for each in rounds:
+            words = [f"run.dir=runs/{name}", f"rounds={each}"]
+            assert main(["--config", "smoke/feda_freeze", "--set", *words]) == 0
+        found[name] = json.loads(Path("runs", name, "results.json").read_text())["digest"]
+    assert found["whole"] == found["parts"]
