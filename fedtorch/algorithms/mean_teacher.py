@@ -91,7 +91,7 @@ class MeanTeacher:
 
     @property
     def held(self) -> dict[str, Tensor]:
-        """What updates change, for `ClientJob.train`."""
+        """Tensors that updates change, for `ClientJob.train`."""
         return {**self.weights, "updates": self.updates}
 
     def collate(self, examples: Sequence[Any], train: bool) -> Any:

@@ -60,7 +60,7 @@ class UnderWayFile:
             sync(path.parent)
 
     def read(self, slot: int) -> tuple[dict[str, Tensor], dict[str, int | float]] | None:
-        """What was written, copied; None where nothing was.
+        """Read one of the two, copied; None where nothing was written.
 
         Raises:
             CheckpointError: it is damaged, or of something else; says what.

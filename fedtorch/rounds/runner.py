@@ -77,8 +77,9 @@ class Runner:
                 self.saving.save(is_last=True)
             if not isinstance(cut, Stopped):
                 raise
+            left = "goes on where it was" if config.checkpoint.saves_steps else "will be repeated"
             raise Interrupted(
-                f"stopped by a signal; {context.round} rounds are saved, the one under way will be repeated"
+                f"stopped by a signal; {context.round} rounds are saved, the one under way {left}"
             ) from None
 
     def catch_up(self, round: int) -> None:

@@ -154,7 +154,7 @@ class TrainingSaves:
         return Moment(found.tensors, numbers, found.step)
 
     def _read(self, fault: Callable[[Moment], str]) -> Iterator[Moment | None]:
-        """What this rank can go on from, of each of the two files."""
+        """The moments that this rank can go on from, of each of the two files."""
         for slot in range(2 if self._size > 1 else 1):
             try:
                 yield self._moment(slot, fault)

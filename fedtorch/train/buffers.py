@@ -31,6 +31,6 @@ class InitialBuffers:
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """What `now` gave, into the module."""
+        """Put into the module what `now` gave."""
         for (part, own, _), name in zip(self._places, self.values, strict=True):
             getattr(part, own).copy_(values[name])

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import torch
@@ -174,7 +173,7 @@ class ClientJob:
         data: Sequence[Any] | None = None,
         hp: ClientConfig | None = None,
         run_steps: int | None = None,
-        held: Mapping[str, Tensor] = MappingProxyType({}),
+        held: Mapping[str, Tensor] | None = None,
     ) -> LossCurve:
         """Train from `weights` (flat, shared) and the client's private ones; the result is in `engine`.
 
@@ -193,7 +192,7 @@ class ClientJob:
             run_steps = self.steps_of_the_run(len(examples), epochs=epochs)
         start = partial(self._start, weights, hp, purpose, planned=len(plans), run_steps=run_steps)
         if self.silo is None:
-            loop = SavedLoop(self.engine, self.task.loss, hp, held, len(plans))
+            loop = SavedLoop(self.engine, self.task.loss, hp, held or {}, len(plans))
             saved = None
             if self.saves is not None:
                 facts = self._facts(weights, hp, len(plans), run_steps)

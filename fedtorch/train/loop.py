@@ -77,7 +77,7 @@ class LossCurve:
 
 @dataclass
 class Taken:
-    """What the steps of a training gave so far."""
+    """Steps of a training so far, and what they gave."""
 
     losses: list[Tensor] = field(default_factory=list)
     """The loss of each, detached, shape (), on the device."""

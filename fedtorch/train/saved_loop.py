@@ -64,7 +64,7 @@ class SavedLoop:
         return found
 
     def fault(self, found: Moment) -> str:
-        """What is wrong with a moment that was read from a file, as a clause; empty if nothing is."""
+        """Say what is wrong with a moment that was read from a file, as a clause; empty if nothing is."""
         if not 1 <= found.step <= self.planned:
             return f"is of step {found.step}, of {self.planned} that are planned"
         engine, entries = self.engine, {**part_of(found.tensors, OPTIMIZER), **part_of(found.numbers, OPTIMIZER)}
@@ -95,12 +95,16 @@ class SavedLoop:
 
 @dataclass(frozen=True)
 class _After:
-    """What comes after each step: the job's own call, and a save where one is due or the process is to stop."""
+    """Call after each step: the job's own, and a save where one is due or the process is to stop."""
 
     loop: SavedLoop
+    """whose steps they are"""
     saved: SavedTraining
+    """who saves it"""
     taken: Taken
+    """the steps so far"""
     after_step: Callable[[int], None]
+    """the job's own"""
 
     def __call__(self, step: int) -> None:
         try:
@@ -114,6 +118,6 @@ class _After:
 
 
 def _shapes_of(engine: Engine) -> dict[str, tuple[int, ...]]:
-    """Of the trained parameters by name; ZeRO's own hold a part of each."""
+    """Shapes of the trained parameters by name; ZeRO's own hold a part of each."""
     layouts = (engine.shared, engine.private)
     return {name: tuple(shape) for layout in layouts for name, shape in zip(layout.names, layout.shapes, strict=True)}
