@@ -13,6 +13,7 @@ ALGORITHMS = {
     "silo_augmented": "fedtorch.algorithms.fewfedweight:SiloAugmented",
     "metaweighting": "fedtorch.algorithms.metaweighting:MetaWeighting",
     "fedassistant": "fedtorch.algorithms.fedassistant:FedAssistant",
+    "streaming_diloco": "fedtorch.algorithms.streaming:StreamingDiLoCo",
     "local": "fedtorch.algorithms.local:Local",
     "rolora": "fedtorch.algorithms.adapters.rolora:RoLoRA",
     "hetlora": "fedtorch.algorithms.adapters.hetlora:HetLoRA",

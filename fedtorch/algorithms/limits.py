@@ -41,6 +41,8 @@ class Limits:
     go on with more of them than it was begun with"""
     why_not_robust: str = "has no field `robust`"
     """why no rule can take the place of its weighted sum"""
+    why_not_sampled: str = ""
+    """why all clients take part in every round; empty: a round may be of some"""
     why_not_record: str | None = None
     """why it cannot keep the privacy of rows (`privacy.kind: record`); None: what `algorithms.sums.why_not_record`
     finds of the class. With it all that leaves a client is a function of what it received, of public numbers and of the

@@ -31,6 +31,8 @@ class ServerState:
     """The reports behind the step being taken; set by the runner before `server_update`."""
     optimizer: ServerOptimizer = field(default_factory=lambda: ServerOptimizer())
     """The rule of the config's `server` section; not state."""
+    round: int = 0
+    """The round (from 0) of the step being taken; set by the runner before `server_update`."""
     num_rounds: int = 0
     """Of the whole run."""
     run_seed: int = 0

@@ -66,7 +66,7 @@ def release(context: RoundContext, combined: Tensor | None, accepted: Sequence[R
     status = "ok"
     if context.comm.is_server:
         assert combined is not None
-        context.server.accepted = list(accepted)
+        context.server.accepted, context.server.round = list(accepted), context.round
         places = context.updates.places(context.comm.names[0])
         try:
             grad = context.mechanism.release(context.round, combined, context.server, places)

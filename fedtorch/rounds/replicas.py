@@ -62,7 +62,7 @@ def step(
         grad = reduced.step
     else:
         grad = _chosen(context, received, weights)
-    context.server.accepted = list(accepted)
+    context.server.accepted, context.server.round = list(accepted), context.round
     algorithm.server_update(context.server, grad)
     is_last = context.round + 1 == context.config.rounds
     if is_last or (context.round + 1) % algorithm.replicas_compared_every == 0:

@@ -62,3 +62,6 @@ def test_the_small_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert main(["--config", "diloco/made", "--set", "rounds=2", "client.steps=3", "run.export=none"]) == 0
     results: dict[str, Any] = json.loads(Path("runs/made/results.json").read_text())
     assert results["rounds"] == 2 and len(results["clients"]) == 4
+    assert main(["--config", "diloco/streamed", "--set", "rounds=3", "client.steps=2", "run.export=none"]) == 0
+    results = json.loads(Path("runs/streamed/results.json").read_text())
+    assert results["rounds"] == 3 and len(results["clients"]) == 4

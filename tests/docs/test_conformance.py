@@ -13,12 +13,12 @@ NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in PAGE.splitlines() if line[:2] == "| "]
 METHODS = (
     *("FedAvg", "FedOpt", "FedProx", "SCAFFOLD", "FedNova", "Ditto", "pFedMe", "FedDyn", "FedPer", "LG-FedAvg"),
-    *("[Lorar]", "[FedMatch]", "[FedParsing]", "[FewFedWeight]", "[FedAssistant]", "[DiLoCo]"),
+    *("[Lorar]", "[FedMatch]", "[FedParsing]", "[FewFedWeight]", "[FedAssistant]", "[DiLoCo](long-rounds.md)"),
     *("Clipping", "Denominator", "Moving clip", "Accounting", "Noise"),
     *("FedIT", "HetLoRA", "FLoRA", "FedEx-LoRA", "Fed-SB"),
 )
 # papers without code that we know of, and what is nobody's
-WITHOUT_LINK = ("FFA-LoRA", "FedSA-LoRA", "RoLoRA", "FlexLoRA", "Secure sum")
+WITHOUT_LINK = ("[Streaming DiLoCo]", "FFA-LoRA", "FedSA-LoRA", "RoLoRA", "FlexLoRA", "Secure sum")
 
 
 @cache

@@ -27,6 +27,25 @@ def every_draw_counts(plan: Plan) -> None:
         )
 
 
+def all_clients_take_part_where_they_must(plan: Plan) -> None:
+    """Refuse rounds of some clients where the algorithm needs all of them."""
+    reason, clients = plan.algorithm.limits.why_not_sampled, plan.config.clients
+    if not reason:
+        return
+    for key, value, wanted in (
+        ("per_round", clients.per_round, ("all", len(plan.clients))),
+        ("sampling", type(plan.sampler).__name__, ("Uniform",)),
+        ("extra", clients.extra, (0,)),
+        ("deadline", clients.deadline, (None,)),
+        ("replay", clients.replay, (None,)),
+    ):
+        if value not in wanted:
+            raise ConfigError(
+                f"clients.{key} is {value} but algorithm.name is {plan.config.algorithm_name}, which {reason}, so all "
+                f"of them take part in every round; remove clients.{key}"
+            )
+
+
 def the_sampler_draws_clients(plan: Plan) -> None:
     """Refuse a sampler that cannot draw the first round's clients."""
     assert plan.first_cohort or plan.sampler.may_be_empty
@@ -60,6 +79,7 @@ SUBJECT = Subject(
     of_plan=(
         clients_are_the_tasks,
         every_draw_counts,
+        all_clients_take_part_where_they_must,
         the_sampler_draws_clients,
         clients_may_be_late,
     ),
