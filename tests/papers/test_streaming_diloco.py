@@ -214,7 +214,7 @@ def test_fragments_that_cannot_be() -> None:
         (
             {"client": replace(INNER, steps=None, epochs=1)},
             STREAMED,
-            "whose rounds are counted in steps; set client.st",
+            "whose rounds are counted in steps; set",
         ),
         ({}, replace(STREAMED, delay=4), "algorithm.delay is 4 but client.steps is 4"),
         ({"server": ServerConfig(optimizer="adam", lr=0.1)}, STREAMED, "server.optimizer is adam, which counts steps"),
