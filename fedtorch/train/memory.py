@@ -14,7 +14,8 @@ from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.train.zero import import_deepspeed, is_installed
 
 # Optimiser state per trained number, in numbers: AdamW keeps two moments; Adafactor's rows and columns are small.
-_STATE = {"adam": 2.0, "adamw": 2.0, "adafactor": 0.02, "sgd": 0.0}
+# Muon keeps one for a matrix, of which most of a model is made.
+_STATE = {"adam": 2.0, "adamw": 2.0, "adafactor": 0.02, "sgd": 0.0, "muon": 1.0}
 # DeepSpeed's estimators allow this for buffers on the host.
 HOST_BUFFERS = 1.5
 

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from fedtorch.core.shown import shortened
+from fedtorch.train.muon import MUON, Groups, MuonAndAdamW
 from fedtorch.train.schedules import share_of_rate
 from fedtorch.train.settings import ClientConfig
-
-Groups = list[dict[str, Any]]
 
 # Settings that live in the optimiser object itself; clients that differ only in lr share one optimiser.
 _BUILT_IN = (
     "optimizer",
     "momentum",
+    "muon_for",
+    "muon_momentum",
     "weight_decay",
     "no_decay",
     "betas",
@@ -62,21 +63,42 @@ def _adafactor(groups: Groups, hp: ClientConfig) -> torch.optim.Optimizer:
     )
 
 
+def _muon(groups: Groups, hp: ClientConfig) -> torch.optim.Optimizer:
+    return MuonAndAdamW(groups, hp)
+
+
 OPTIMIZERS: dict[str, Callable[[Groups, ClientConfig], torch.optim.Optimizer]] = {
     "sgd": _sgd,
     "adam": _adam,
     "adamw": _adamw,
     "adafactor": _adafactor,
+    "muon": _muon,
 }
 
 
 def make_optimizer(names: Sequence[str], parameters: Sequence[nn.Parameter], hp: ClientConfig) -> torch.optim.Optimizer:
     """The optimiser `hp.optimizer` over parameters; those whose names match `hp.no_decay` decay by 0."""
-    spared = [any(fnmatchcase(name, pattern) for pattern in hp.no_decay) for name in names]
-    decaying: dict[str, Any] = {"params": [p for p, is_spared in zip(parameters, spared, strict=True) if not is_spared]}
-    still: dict[str, Any] = {"params": [p for p, is_spared in zip(parameters, spared, strict=True) if is_spared]}
-    still["weight_decay"] = 0.0
-    return OPTIMIZERS[hp.optimizer]([group for group in (decaying, still) if group["params"]], hp)
+    groups: Groups = []
+    for of_muon, spared in ((False, False), (False, True), (True, False), (True, True)):
+        chosen = [
+            parameter
+            for name, parameter in zip(names, parameters, strict=True)
+            if steps_by_muon(name, parameter.shape, hp) is of_muon and _matches(name, hp.no_decay) is spared
+        ]
+        if chosen:
+            groups.append(
+                {"params": chosen, **({"weight_decay": 0.0} if spared else {}), **({MUON: 1} if of_muon else {})}
+            )
+    return OPTIMIZERS[hp.optimizer](groups, hp)
+
+
+def steps_by_muon(name: str, shape: Sequence[int], hp: ClientConfig) -> bool:
+    """Is it one of the matrices that Muon steps?"""
+    return hp.optimizer == "muon" and len(shape) == 2 and _matches(name, hp.muon_for)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class Optimizers:
@@ -160,6 +182,7 @@ _KEPT: dict[str, tuple[set[str], ...]] = {
     "adam": ({"step", "exp_avg", "exp_avg_sq"},),
     "adamw": ({"step", "exp_avg", "exp_avg_sq"},),
     "adafactor": ({"step", "RMS", "exp_avg_sq"}, {"step", "RMS", "exp_avg_sq_row", "exp_avg_sq_col"}),
+    "muon": ({"momentum_buffer"}, {"step", "exp_avg", "exp_avg_sq"}),
 }
 """What an optimiser keeps of a parameter, in one form or another."""
 

@@ -77,20 +77,25 @@ class RateOverRounds:
 class ClientConfig:
     """`client`: local training, for every client; `per_client` changes single fields for single clients."""
 
-    optimizer: Literal["sgd", "adam", "adamw", "adafactor"] = "adamw"
-    """Local optimiser; adafactor is the one of transformers."""
+    optimizer: Literal["sgd", "adam", "adamw", "adafactor", "muon"] = "adamw"
+    """Local optimiser; adafactor is the one of transformers, muon torch's for `muon_for` and AdamW for the rest."""
     lr: NotNegative = 1e-3
     """Learning rate at its highest point. No effect with `relative_step`."""
     weight_decay: NotNegative = 0.0
-    """Of all optimisers; decoupled for adamw and adafactor, added to the gradient for sgd and adam."""
+    """Of all optimisers; decoupled for adamw, adafactor and muon, added to the gradient for sgd and adam."""
     no_decay: tuple[str, ...] = ()
     """Parameters without weight decay, by shell patterns over their names, such as `*bias`."""
     momentum: BelowOne = 0.0
     """Of sgd."""
+    muon_for: tuple[str, ...] = ("*.[0-9]*.*",)
+    """Of muon: the matrices that it steps, by shell patterns over parameter names; of other shapes none. The default
+    takes all in numbered layers, so neither embeddings nor a head."""
+    muon_momentum: BelowOne = 0.95
+    """Of muon: share of the old in its moving mean of gradients."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
-    """Of adam and adamw: decay of the two moments."""
+    """Of adam, adamw and muon's AdamW: decay of the two moments."""
     eps: Positive = 1e-8
-    """Of adam and adamw: added to the root of the second moment."""
+    """Of adam, adamw and muon's AdamW: added to the root of the second moment."""
     adafactor_eps: tuple[Positive, Positive] = (1e-30, 1e-3)
     """Of adafactor: added to the squared gradient; lower bound of the parameter scale."""
     clip_threshold: Positive = 1.0
@@ -196,8 +201,9 @@ class ClientConfig:
                 f"client.total_epochs is {self.total_epochs} but rounds are counted in client.steps = {self.steps}; "
                 f"set client.epochs in place of client.steps, or client.total_epochs to null"
             )
-        adam, adafactor = ("adam", "adamw"), ("adafactor",)
+        adam, adafactor = ("adam", "adamw", "muon"), ("adafactor",)
         used_by = {"momentum": ("sgd",), "betas": adam, "eps": adam}
+        used_by |= dict.fromkeys(("muon_for", "muon_momentum"), ("muon",))
         used_by |= dict.fromkeys(
             ("adafactor_eps", "clip_threshold", "decay_rate", "scale_parameter", "relative_step"), adafactor
         )

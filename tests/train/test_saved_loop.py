@@ -27,7 +27,8 @@ PLANS = [StepPlan(((0,),), 1, epoch) for epoch in (0, 0, 0, 1, 1)]
 SGD = ClientConfig(optimizer="sgd", lr=0.05, momentum=0.9, schedule="linear")
 ADAFACTOR = ClientConfig(optimizer="adafactor", lr=1e-3, schedule="cosine", warmup_steps=2)
 COSINE = replace(ADAMW, schedule="cosine", warmup_ratio=0.2)
-HP = {"sgd": SGD, "adamw": COSINE, "adafactor": ADAFACTOR}
+MUON = replace(COSINE, optimizer="muon")
+HP = {"sgd": SGD, "adamw": COSINE, "adafactor": ADAFACTOR, "muon": MUON}
 
 
 @dataclass

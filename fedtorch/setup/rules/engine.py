@@ -14,6 +14,7 @@ from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.tasks.base import Task
 from fedtorch.train.engine import Engine
+from fedtorch.train.optim import steps_by_muon
 from fedtorch.train.precision import has_fp16
 from fedtorch.train.zero import checkpointable
 
@@ -95,6 +96,15 @@ def a_server_with_data_trains_alone(plan: Plan) -> None:
         )
 
 
+def muon_has_whole_matrices(plan: Plan) -> None:
+    """Refuse Muon under DeepSpeed, whose optimisers see flat parts of parameters."""
+    if plan.config.engine.kind == "deepspeed" and any(hp.optimizer == "muon" for hp in plan.settings):
+        raise ConfigError(
+            "client.optimizer is muon, which needs whole matrices, but engine.kind is deepspeed; set engine.kind to "
+            "torch, or client.optimizer to adamw"
+        )
+
+
 def masters_are_fp32(config: Config, module: nn.Module) -> None:
     """Refuse parameters that are not fp32 under DeepSpeed, which would round them."""
     if config.engine.kind == "deepspeed":
@@ -109,6 +119,19 @@ def activations_can_be_computed_again(config: Config, module: nn.Module) -> None
             f"engine.activation_checkpointing is true but the model of task `{config.task_name}` does not offer "
             "it; set it to false"
         )
+
+
+def muon_has_matrices(plan: Plan, engine: Engine) -> None:
+    """Refuse Muon where its patterns name no matrix that is trained."""
+    shapes = [*zip(engine.shared.names, engine.shared.shapes, strict=True)]
+    shapes += zip(engine.private.names, engine.private.shapes, strict=True)
+    for hp in plan.settings:
+        if hp.optimizer == "muon" and not any(steps_by_muon(name, shape, hp) for name, shape in shapes):
+            raise ConfigError(
+                f"client.muon_for is {list(hp.muon_for)}, which fits no matrix among the trained parameters, such as "
+                f"`{shapes[0][0]}` of {shapes[0][1]}; name the matrices of the hidden layers, or set client.optimizer "
+                "to adamw"
+            )
 
 
 def something_is_trained(plan: Plan, engine: Engine) -> None:
@@ -132,10 +155,11 @@ SUBJECT = Subject(
         micro_batches_can_be_dealt,
         private_weights_are_drawn_from_a_whole_model,
         a_server_with_data_trains_alone,
+        muon_has_whole_matrices,
     ),
     of_module=(
         masters_are_fp32,
         activations_can_be_computed_again,
     ),
-    of_engine=(something_is_trained,),
+    of_engine=(something_is_trained, muon_has_matrices),
 )
