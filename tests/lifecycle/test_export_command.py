@@ -212,7 +212,7 @@ def test_what_cannot_be_exported_is_said(
     assert code == 8 and "every checkpoint in" in text
     shutil.rmtree(folder / "checkpoints")
     code, text = said(capsys, [place])
-    assert code == 8 and "has no checkpoint; let it train for at least checkpoint.every rounds" in text
+    assert code == 8 and "has no checkpoint yet; let it train on (checkpoint.every), or stop it" in text
     run("paradigm=local", "run.name=local")
     code, text = said(capsys, ["runs/local", "--global", "--out", "y"])
     assert code == 2 and "the run has no global model: its clients send nothing" in text
