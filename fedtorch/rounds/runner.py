@@ -62,8 +62,6 @@ class Runner:
         context, config = self.context, self.components.config
         self.saving.saved = context.progress.round = resume or 0
         self._enter(resume)
-        if context.comm.is_server:
-            log.debug("checkpoints: %s", context.schedule)
         context.comm.enable_loss_recovery()  # until here nothing was computed that a restart would lose
         context.members.note_losses()  # in an earlier run of this job
         context.members.leave_out(self.components.left_out)

@@ -85,7 +85,7 @@ def test_it_writes_what_the_end_of_the_run_writes(
 
 
 def test_an_interrupted_run_gives_the_best_so_far(folder: Path, tmp_path: Path) -> None:
-    run(FAR)
+    run(FAR, "checkpoint.every=1")
     shutil.rmtree(folder / "checkpoints" / "round_000003")
     assert not shutil.rmtree(folder / "model")
     assert main([str(folder), "--client", "a"]) == 0
