@@ -184,12 +184,19 @@ def _free_bytes(path: Path) -> int | str:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> tuple[int, int]:
     """Write and sync a safetensors file; tensors may be on any device and share memory.
 
-    Returns its size and its digest, that of `digest_file`, taken of the tensors where they are: reading the file for it
-    costs three times as much.
+    Returns its size and its digest.
     """
     found = unshared(tensors)
     save_file(found, path, metadata=metadata)
     sync(path)
+    return path.stat().st_size, digest_written(path, found)
+
+
+def digest_written(path: Path, found: Mapping[str, Tensor]) -> int:
+    """`digest_file` of a safetensors file that was just written of these tensors; reads its head alone.
+
+    found: contiguous, on the CPU. Bytes that are in memory already are digested in a third of the time.
+    """
     with path.open("rb") as file:
         length = file.read(8)
         head = file.read(int.from_bytes(length, "little"))
@@ -198,7 +205,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, 
     for name in sorted(found, key=lambda name: places[name]["data_offsets"]):
         if found[name].numel():
             hasher.update(found[name].reshape(-1).view(uint8).numpy())
-    return path.stat().st_size, hasher.intdigest()
+    return hasher.intdigest()
 
 
 def load_tensors(path: Path, names: Sequence[str]) -> dict[str, Tensor]:

@@ -75,7 +75,7 @@ class Saving:
         context, members, schedule = self.context, self.context.members, self.context.schedule
         with context.timed("checkpoint"):
             members.barrier("checkpoint", may_stop=False)
-            self._began = schedule.now()
+            self._began = schedule.clock()
             bring_home(context)
             written = {name: _write_client(context, name) for name in context.store.dirty()}
             members.barrier("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
@@ -83,7 +83,7 @@ class Saving:
             self._gathered = list(
                 members.retry_on_loss("files", lambda: context.comm.gather(messages, round=context.round))
             )
-            self._seconds = schedule.now() - self._began
+            self._seconds = schedule.clock() - self._began
 
     def write(self, *, is_last: bool = False) -> None:
         """The server writes its part of a checkpoint that was begun, and waits for nobody; elsewhere nothing.
@@ -91,10 +91,10 @@ class Saving:
         is_last: this is the last chance, a disk that refuses ends the run.
         """
         if self._gathered is not None and not self._status and self.context.comm.is_server:
-            began = self.context.schedule.now()
+            began = self.context.schedule.clock()
             with self.context.timed("checkpoint"):
                 self._status = _write(self.context, self._gathered, is_last)
-            self._seconds += self.context.schedule.now() - began
+            self._seconds += self.context.schedule.clock() - began
 
     def finish(self) -> None:
         """All ranks learn what came of the checkpoint that was begun, if one was.

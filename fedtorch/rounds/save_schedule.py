@@ -38,7 +38,7 @@ class SaveSchedule:
 
     def __init__(self, config: Config, *, is_stateful: bool, clock: Callable[[], float]) -> None:
         """clock: seconds that never go back; read on the server."""
-        self._settings, self._clock = config.checkpoint, clock
+        self._settings, self.clock = config.checkpoint, clock
         every = config.checkpoint.every
         self.reason = why_every_round(config, is_stateful=is_stateful) if every == "auto" else ""
         """why `auto` is every round here; empty: it is not, or is not set"""
@@ -57,7 +57,7 @@ class SaveSchedule:
 
     def begin_round(self) -> None:
         """A round begins; called on all ranks."""
-        now = self._clock()
+        now = self.clock()
         self._round_s, self._round_began = now - self._round_began, now  # before the first one the server may train
         self.told = False
 
@@ -70,7 +70,7 @@ class SaveSchedule:
         self.told = bool(word.get(SAVES, 0))
 
     def _is_time(self) -> bool:
-        now, settings = self._clock(), self._settings
+        now, settings = self.clock(), self._settings
         passed = now - self._since
         another = max(self._round_s, now - self._round_began)
         is_late = passed + another > settings.lose
@@ -94,10 +94,6 @@ class SaveSchedule:
                 pause_s,
                 self._settings.cost,
             )
-
-    def now(self) -> float:
-        """Seconds of its clock."""
-        return self._clock()
 
     def __str__(self) -> str:
         """When checkpoints are written, and what a crash costs."""
