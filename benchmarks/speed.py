@@ -200,7 +200,7 @@ def compare(letter: str, ways: Sequence[str], args: Any, log: Any) -> dict[str, 
     plan_of(workload_of(letter, rounds, args.tiny)).write(args.dir / f"plan-{letter}.npz")
     commands = {way: command_of(way, args.dir, letter, rounds, args.tiny, args.torch_from) for way in ways}
     figures = {way: Figures() for way in ways}
-    for turn in range(args.repeat + 1):
+    for turn in range(args.repeat + (not args.no_memory)):
         for way, command in commands.items():
             log(f"({letter}) {'memory' if turn == args.repeat else f'{turn + 1} of {args.repeat}'}: {way}")
             run = measure(command, args.dir / f"{way}-{letter}.log", with_memory=turn == args.repeat)
@@ -247,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=list(TITLES), default=list(TITLES), help="beside the plain loop")
     parser.add_argument("--rounds", type=int, help="timed rounds in each run; by default 3 to 5")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each system, interleaved (default 3)")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the last turn, in which it is measured")
     parser.add_argument("--tiny", action="store_true", help="shrink models and data: does it run? not for timing")
     parser.add_argument("--torch-from", type=Path, metavar="SITE_PACKAGES", help="of torch and transformers")
     args = parser.parse_args(arguments)

@@ -204,7 +204,7 @@ def digest_written(path: Path, found: Mapping[str, Tensor]) -> int:
     places = json.loads(head) if found else {}  # without tensors what save_file writes there is no JSON
     for name in sorted(found, key=lambda name: places[name]["data_offsets"]):
         if found[name].numel():
-            hasher.update(found[name].reshape(-1).view(uint8).numpy())
+            hasher.update(found[name].reshape(-1).view(uint8).numpy().data)
     return hasher.intdigest()
 
 

@@ -73,8 +73,20 @@ class SaveSchedule:
         now, settings = self.clock(), self._settings
         passed = now - self._since
         another = max(self._round_s, now - self._round_began)
-        is_late = passed + another > settings.lose
-        return self._has_failed or (is_late and self._cost_s <= settings.cost * passed)
+        if self._has_failed or passed + another <= settings.lose:
+            return self._has_failed
+        if self._cost_s <= settings.cost * passed:
+            return True
+        if (pause_s := self._cost_s / settings.cost) > self._said_s:
+            self._said_s = 2 * pause_s
+            log.info(
+                "a checkpoint took %.1f s and may take %g %% of the time (checkpoint.cost), so the next one is due "
+                "%.0f s after it; a crash until then costs that much work",
+                self._cost_s,
+                100 * settings.cost,
+                pause_s,
+            )
+        return False
 
     def saved(self, began: float, seconds: float, *, is_whole: bool) -> None:
         """On the server: a checkpoint was written. began: by its clock. seconds: that writing took, without waiting.
@@ -84,16 +96,6 @@ class SaveSchedule:
         self._has_failed = not is_whole
         if is_whole:
             self._since, self._cost_s = began, seconds
-        pause_s = seconds / self._settings.cost
-        if self.every is None and pause_s > self._said_s:
-            self._said_s = 2 * pause_s
-            log.info(
-                "a checkpoint took %.1f s, so the next one is due after %.0f s (checkpoint.cost is %g); a crash until "
-                "then costs that much work",
-                seconds,
-                pause_s,
-                self._settings.cost,
-            )
 
     def __str__(self) -> str:
         """When checkpoints are written, and what a crash costs."""

@@ -260,12 +260,13 @@ def test_a_checkpoint_so_dear_that_more_may_be_lost_is_said_when_that_is_known(
     monkeypatch.setattr(logging.getLogger("fedtorch"), "propagate", True)
     with caplog.at_level(logging.INFO, "fedtorch.rounds.save_schedule"):
         turned(config_of(tmp_path / "cheap"), round_s=10.0, save_s=1.0).run()
+        turned(config_of(tmp_path / "short", rounds=2), round_s=1.0, save_s=4.0).run()
         assert caplog.messages == []
         turned(config_of(tmp_path / "dear"), round_s=100.0, save_s=4.0).run()
     (line,) = caplog.messages  # once, as it stays so
     assert line == (
-        "a checkpoint took 4.0 s, so the next one is due after 200 s (checkpoint.cost is 0.02); a crash until then "
-        "costs that much work"
+        "a checkpoint took 4.0 s and may take 2 % of the time (checkpoint.cost), so the next one is due 200 s after "
+        "it; a crash until then costs that much work"
     )
 
 
