@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +113,29 @@ def test_what_is_saved_when_changes_no_bit(algorithm: Algorithm, tmp_path: Path)
         assert len(saved(tmp_path / name)) == count
     fixed = config_of(tmp_path / "fixed", algorithm, checkpoint=CheckpointConfig(every=1))
     assert {make_runner(fixed).run().digest} == digests
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounds_and_checkpoints_of_any_length_keep_to_cost_and_lose(seed: int, tmp_path: Path) -> None:
+    """Over 400 rounds: no more time than `cost` for all but the first, and never longer than promised without one."""
+    draw, clock = random.Random(seed), Clock()
+    round_s, save_s = 10 ** draw.uniform(-1, 2.5), 10 ** draw.uniform(-2, 1)
+    schedule = SaveSchedule(config_of(tmp_path), is_stateful=False, clock=clock)
+    taken, since, last_s, longest, begun = [], clock.now, 0.0, round_s, clock.now
+    for round in range(1, 401):
+        schedule.begin_round()
+        clock.now += round_s
+        schedule.hear(schedule.word())
+        promised = max(60.0, last_s / 0.02) + longest
+        assert clock.now - since <= promised + 1e-6, (round, round_s, save_s)
+        if schedule.is_due(round):
+            began, last_s = clock.now, save_s * draw.uniform(0.9, 1.1)
+            clock.now += last_s
+            schedule.saved(began, last_s, is_whole=True)
+            taken.append(last_s)
+            since, longest = began, round_s + last_s
+    assert sum(taken[1:-1]) <= 0.02 / 0.9 * 1.1 * (clock.now - begun), "each by what the one before took"
+    assert taken
 
 
 def test_a_server_that_trains_long_before_the_first_round_is_saved_after_it(tmp_path: Path) -> None:
