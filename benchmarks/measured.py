@@ -95,9 +95,9 @@ class Watch:
 class WatchedTracker(Tracker):
     """The real tracker with a watch beside it."""
 
-    def __init__(self, folder: Path, clients: Sequence[str], rounds: int) -> None:
+    def __init__(self, folder: Path, clients: Sequence[str], rounds: int, watch: Watch) -> None:
         super().__init__(folder, clients=clients, rounds=rounds, settings=TrackConfig(progress="off"))
-        self.watch = Watch()
+        self.watch = watch
 
     def round(self, round: int, facts: RoundFacts) -> None:
         """Track, then note the time."""
@@ -107,23 +107,21 @@ class WatchedTracker(Tracker):
 
 def time_runner(
     workload: Workload,
-    kept: bool = False,
-    overlap: bool = False,
+    kept: CheckpointConfig | None = None,
     keep: bool = False,
     watch_of: type[Watch] = Watch,
     **system: Any,
 ) -> Timing:
     """Run the workload with as many ranks as there are; this rank's timing. keep: also the final weights.
 
-    kept: with a checkpoint after every round, records and TensorBoard. overlap: the server writes it beside the next
-    round.
+    kept: with records, TensorBoard and these checkpoints; None: with none of them.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rounds = workload.rounds + NOT_TIMED
     folder = Path(tempfile.gettempdir()) / f"fedtorch-benchmark-{os.environ['MASTER_PORT']}"
     config = workload.config(folder, rounds=rounds, **system)
-    if kept:
-        config = replace(config, checkpoint=CheckpointConfig(every=1, overlap=overlap))
+    if kept is not None:
+        config = replace(config, checkpoint=kept)
     keep_freed(config.system.keep_freed_mb)
     built = build(config, num_ranks=size, rank=rank)
     network = Network(shares_memory=config.system.shared_memory == "auto")
@@ -133,8 +131,8 @@ def time_runner(
         else DistributedCommunicator.join(built.names, timeout_s=120, network=network)
     )
     tracker: Any = watch_of()
-    if kept and rank == 0:
-        tracker = WatchedTracker(folder, built.names, rounds)
+    if kept is not None and rank == 0:
+        tracker = WatchedTracker(folder, built.names, rounds, tracker)
     watch = tracker.watch if isinstance(tracker, WatchedTracker) else tracker
     try:
         with comm:
@@ -150,7 +148,7 @@ def time_runner(
                 comm=comm,
                 topology=built.topology,
                 placement=built.placement,
-                checkpoints=Checkpoints(folder / "checkpoints", keep=1),
+                checkpoints=Checkpoints(folder / "checkpoints", keep=config.checkpoint.keep),
                 config_record=yaml_config.to_dict(config),
                 facts=built.facts(),
                 stop=lambda: False,

@@ -24,6 +24,7 @@ from benchmarks.command import console_of, parser_of, write_figures
 from benchmarks.measured import Timing, time_plain, time_runner
 from benchmarks.processes import Ended, run_ranks
 from benchmarks.workloads import WORKLOADS, Workload, hosting, shrunk
+from fedtorch.config.schema import CheckpointConfig
 
 HOSTED = (4, 16, 64)
 START_ONE = "import torch; from transformers import T5ForConditionalGeneration"
@@ -66,8 +67,9 @@ def cases(letter: str) -> list[Case]:
         sockets = {"shared_memory": "never"}
         found.append(Case("the same, over sockets", 3, "runner, server + 2 workers", options=sockets))
         found.append(Case("runner, working server + 1", 2, "plain, 2 processes", aim=1.15, options=working))
-    for name, options in (("all kept", {}), ("all kept, overlapping", {"overlap": True})):
-        options = {"kept": True, **options}
+    each = {"all kept": CheckpointConfig(every=1), "all kept, overlapping": CheckpointConfig(every=1, overlap=True)}
+    for name, kept in (each | {"as a user's run": CheckpointConfig()}).items():
+        options = {"kept": kept}
         found.append(Case(f"server + 2 workers, {name}", 3, "runner, server + 2 workers", aim=1.03, options=options))
     return found
 

@@ -5,7 +5,8 @@ python benchmarks/speed.py --dir FOLDER [--workload a b c] [--only WAY ...] [--r
 The denominator is two plain processes that share memory. Each peer has an environment of its own in FOLDER, made with
 pip as it is set up here and kept. All systems take turns in fresh processes; all are timed from outside, by what they
 print when a round is over. The plain loop in one process adds the clients up in another order than in two: it shows how
-far apart final weights are for that reason alone.
+far apart final weights are for that reason alone. As a user's run: with checkpoints, records and TensorBoard as by
+default; the last column has it against the same without them, turn by turn.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.command import console_of, parser_of, write_figures
 from benchmarks.measured import BEFORE, NOT_TIMED
 from benchmarks.peers import HERE, PEERS, environment
-from benchmarks.speed_ours import WAYS, plan_of, workload_of
+from benchmarks.speed_ours import WAYS, WITHOUT, plan_of, workload_of
 from benchmarks.speed_plan import ROUND_ENDED
 from benchmarks.workloads import WORKLOADS
 
 TICKS = os.sysconf("SC_CLK_TCK")
 SAMPLE_S = 0.1
 LIMIT = "plain"
+KEPT = "with / without, CPU"
 TITLES = {
     LIMIT: "plain loop, 2 processes that share memory",
     "plain-alone": "plain loop, 1 process",
@@ -44,10 +46,13 @@ TITLES = {
     "fedtorch-keeping": "fedtorch, server + 2, freed memory kept",
     "fedtorch-working": "fedtorch, working server + 1",
     "fedtorch-working-keeping": "fedtorch, working server + 1, freed memory kept",
+    "fedtorch-user": "fedtorch, server + 2, as a user's run",
+    "fedtorch-working-user": "fedtorch, working server + 1, as a user's run",
     "pfl": "pfl-research, 2 processes",
     "flower": "Flower, Ray, 2 clients at a time",
 }
-RANKS = {way: 3 if way in ("fedtorch", "fedtorch-keeping") else 2 for way in TITLES} | {"flower": 1, "plain-alone": 1}
+THREE = ("fedtorch", "fedtorch-keeping", "fedtorch-user")
+RANKS = {way: 3 if way in THREE else 2 for way in TITLES} | {"flower": 1, "plain-alone": 1}
 """Processes that are started."""
 assert set(TITLES) == {*WAYS, *PEERS}
 
@@ -81,11 +86,19 @@ class Figures:
         """The same of processor time."""
         return [sum(run.cpu_s) / len(run.cpu_s) for run in self.runs]
 
-    def summary(self, limit: Figures) -> dict[str, Any]:
-        """Ratios to the limit, each run's against that of the same turn."""
+    def beside(self, without: Figures) -> dict[str, Any]:
+        """Ratios to the same that keeps nothing, each run's against that of the same turn."""
+        kept = sorted(a / b for a, b in zip(self.wall(), without.wall(), strict=True))
+        cpu = median(a / b for a, b in zip(self.cpu(), without.cpu(), strict=True))
+        return {"kept_ratio": median(kept), "kept_range": [kept[0], kept[-1]], "kept_cpu_ratio": cpu}
+
+    def summary(self, limit: Figures, without: Figures | None = None) -> dict[str, Any]:
+        """Ratios to the limit, each run's against that of the same turn; and to the same that keeps nothing."""
         ratios = sorted(a / b for a, b in zip(self.wall(), limit.wall(), strict=True))
         ends = [np.asarray(each.weights, dtype=np.float64) for each in (self, limit)]
+        beside = {} if without is None else self.beside(without)
         return {
+            **beside,
             "round_s": median(self.wall()),
             "ratio": median(ratios),
             "ratio_range": [ratios[0], ratios[-1]],
@@ -187,7 +200,7 @@ def compare(letter: str, ways: Sequence[str], args: Any, log: Any) -> dict[str, 
     plan_of(workload_of(letter, rounds, args.tiny)).write(args.dir / f"plan-{letter}.npz")
     commands = {way: command_of(way, args.dir, letter, rounds, args.tiny, args.torch_from) for way in ways}
     figures = {way: Figures() for way in ways}
-    for turn in range(args.repeat + 1):
+    for turn in range(args.repeat + (not args.no_memory)):
         for way, command in commands.items():
             log(f"({letter}) {'memory' if turn == args.repeat else f'{turn + 1} of {args.repeat}'}: {way}")
             run = measure(command, args.dir / f"{way}-{letter}.log", with_memory=turn == args.repeat)
@@ -197,19 +210,31 @@ def compare(letter: str, ways: Sequence[str], args: Any, log: Any) -> dict[str, 
                 figures[way].runs.append(run)
     for way, figure in figures.items():
         figure.weights = np.load(args.dir / f"{way}-{letter}.npy")
-    return {way: figure.summary(figures[LIMIT]) for way, figure in figures.items()}
+    return {way: figure.summary(figures[LIMIT], figures.get(WITHOUT.get(way, ""))) for way, figure in figures.items()}
 
 
 def table_of(letter: str, summaries: dict[str, dict[str, Any]]) -> Table:
     """For people."""
     table = Table(title=f"({letter}) {WORKLOADS[letter].title}", title_justify="left")
-    for name in ("system", "s/round", "ratio (range)", "CPU ratio", "memory MB", "largest difference"):
+    for name in (
+        "system",
+        "s/round",
+        "ratio (range)",
+        "CPU ratio",
+        "memory MB",
+        "largest difference",
+        KEPT,
+    ):
         table.add_column(name, justify="left" if name == "system" else "right")
     for way, each in summaries.items():
         low, high = each["ratio_range"]
+        kept = ""
+        if "kept_ratio" in each:
+            least, most = each["kept_range"]
+            kept = f"{each['kept_ratio']:.3f} ({least:.3f}-{most:.3f}), {each['kept_cpu_ratio']:.3f}"
         table.add_row(
             TITLES[way], f"{each['round_s']:.3f}", f"{each['ratio']:.2f} ({low:.2f}-{high:.2f})",
-            f"{each['cpu_ratio']:.2f}", f"{each['memory_mb']:.0f}", f"{each['difference']:.1e}",
+            f"{each['cpu_ratio']:.2f}", f"{each['memory_mb']:.0f}", f"{each['difference']:.1e}", kept,
         )  # fmt: skip
     return table
 
@@ -222,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=list(TITLES), default=list(TITLES), help="beside the plain loop")
     parser.add_argument("--rounds", type=int, help="timed rounds in each run; by default 3 to 5")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each system, interleaved (default 3)")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the last turn, in which it is measured")
     parser.add_argument("--tiny", action="store_true", help="shrink models and data: does it run? not for timing")
     parser.add_argument("--torch-from", type=Path, metavar="SITE_PACKAGES", help="of torch and transformers")
     args = parser.parse_args(arguments)

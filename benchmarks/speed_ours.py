@@ -20,6 +20,7 @@ import torch
 from benchmarks import measured
 from benchmarks.speed_plan import Plan, Spec, Turn, tell_round
 from benchmarks.workloads import WORKLOADS, Workload, shrunk
+from fedtorch.config.schema import CheckpointConfig
 from fedtorch.core.client import Client
 from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.sampling import Uniform, cohort
@@ -35,8 +36,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "fedtorch-keeping": {"server_works": False, **KEEPS},
     "fedtorch-working": {"server_works": True},
     "fedtorch-working-keeping": {"server_works": True, **KEEPS},
+    "fedtorch-user": {"server_works": False, "kept": CheckpointConfig()},
+    "fedtorch-working-user": {"server_works": True, "kept": CheckpointConfig()},
 }
-"""way -> keys of the runner's `system`, of which the plain loop knows `keep_freed_mb`"""
+"""way -> keys of the runner's `system`, of which the plain loop knows `keep_freed_mb`; `kept`: also checkpoints by the
+package's defaults, records and TensorBoard, as a user's run has them"""
+WITHOUT = {"fedtorch-user": "fedtorch", "fedtorch-working-user": "fedtorch-working"}
+"""way that keeps what a user's run does -> the same that keeps nothing"""
 
 
 def workload_of(letter: str, rounds: int, tiny: bool) -> Workload:

@@ -238,7 +238,9 @@ def opened(
         checkpoints = Checkpoints((run or Path(spill)) / "checkpoints", keep=1)
         found = checkpoints.latest() if run is not None else None
         if run is not None and found is None:
-            raise CheckpointError(f"{run} has no checkpoint; let it train for at least checkpoint.every rounds")
+            raise CheckpointError(
+                f"{run} has no checkpoint yet; let it train on (checkpoint.every), or stop it with SIGTERM, which saves"
+            )
         torch.set_num_threads(loaded.system.threads)
         built = build(loaded, num_ranks=1, rank=0)
         context = RoundContext(built.components(LocalCommunicator(built.names), checkpoints, stop=lambda: False))

@@ -16,7 +16,7 @@ from typing import Any
 import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, uint8
 
 from fedtorch.checkpoint.manifest_form import check_form, paths_of, problems
 from fedtorch.core.client import file_stem
@@ -181,10 +181,31 @@ def _free_bytes(path: Path) -> int | str:
     return "unknown"
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write and sync a safetensors file; tensors may be on any device and share memory."""
-    save_file(unshared(tensors), path, metadata=metadata)
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> tuple[int, int]:
+    """Write and sync a safetensors file; tensors may be on any device and share memory.
+
+    Returns its size and its digest.
+    """
+    found = unshared(tensors)
+    save_file(found, path, metadata=metadata)
     sync(path)
+    return path.stat().st_size, digest_written(path, found)
+
+
+def digest_written(path: Path, found: Mapping[str, Tensor]) -> int:
+    """`digest_file` of a safetensors file that was just written of these tensors; reads its head alone.
+
+    found: contiguous, on the CPU. Bytes that are in memory already are digested in a third of the time.
+    """
+    with path.open("rb") as file:
+        length = file.read(8)
+        head = file.read(int.from_bytes(length, "little"))
+    hasher = xxhash.xxh3_64(length + head)
+    places = json.loads(head) if found else {}  # without tensors what save_file writes there is no JSON
+    for name in sorted(found, key=lambda name: places[name]["data_offsets"]):
+        if found[name].numel():
+            hasher.update(found[name].reshape(-1).view(uint8).numpy().data)
+    return hasher.intdigest()
 
 
 def load_tensors(path: Path, names: Sequence[str]) -> dict[str, Tensor]:

@@ -60,12 +60,13 @@ def write_folder(
 
     lines: of earlier manifests of the same process, so that a client's are laid out when its files change.
     """
-    save_tensors(folder / "server.safetensors", server.tensors, {})
+    tensors, told = (folder / name for name in SERVER_FILES)
+    own = [FileEntry(tensors.name, *save_tensors(tensors, server.tensors, {}))]
     state: dict[str, Any] = {"round": round, "states": len(clients)}
     state |= {"numbers": server.numbers, "num_clients": server.num_clients, "names": list(server.tensors)}
-    (folder / "server.json").write_text(to_json(state))
-    sync(folder / "server.json")
-    own = [FileEntry(name, (folder / name).stat().st_size, digest_file(folder / name)) for name in SERVER_FILES]
+    told.write_text(to_json(state))
+    sync(told)
+    own.append(FileEntry(told.name, told.stat().st_size, digest_file(told)))
     files, of_clients = lines.of(clients)
     parts = [to_json({"form": FORM, "fedtorch": VERSION, "round": round, "config": config, "facts": facts})[1:-1]]
     parts.append(f'"files": {{{", ".join([*filter(None, [files]), *map(_file_line, own)])}}}')

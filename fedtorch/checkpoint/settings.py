@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from fedtorch.core.ranges import Count, Positive, Whole
+from pydantic import Field
+
+from fedtorch.core.ranges import Count, NotNegative, Positive, Whole
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
     """`checkpoint`: how often the state is saved for a resume."""
 
-    every: Count = 1
-    """Rounds between checkpoints; one is also written at the end and on a signal."""
+    every: Literal["auto"] | Count = "auto"
+    """Rounds between checkpoints; one is also written at the end and on a signal. auto: the server decides by its
+    clock, see `cost` and `lose`; after every round where that is needed for more than a resume (docs/reliability.md).
+    """
+    cost: Annotated[float, Field(gt=0, le=1)] = 0.02
+    """With `every: auto`: the largest share of the run's time for checkpoints, but for the first and the last one."""
+    lose: NotNegative = 60.0
+    """With `every: auto`: a crash is to cost at most so many seconds of work, or a round; where `cost` allows it."""
     every_steps: Count | None = None
     """Within a round too: a worker saves the training of a client that is under way after so many steps, and at its
     end. A run that is killed repeats at most so many steps of each worker. null: rounds are repeated whole"""

@@ -18,7 +18,6 @@ from fedtorch.checkpoint.files import (
     check_present,
     checked,
     client_path,
-    digest_file,
     load_tensors,
     parsing,
     put_in_place,
@@ -94,8 +93,8 @@ class Checkpoints:
             path.parent.mkdir(parents=True, exist_ok=True)
             extra = {"client": client, "round": round, "part": part}
             extra |= {"numbers": state.numbers, "names": list(state.tensors)}
-            save_tensors(partial, state.tensors, {"state": to_json(extra)})
-            entry = FileEntry(client_path(client, round, part), partial.stat().st_size, digest_file(partial))
+            size, digest = save_tensors(partial, state.tensors, {"state": to_json(extra)})
+            entry = FileEntry(client_path(client, round, part), size, digest)
             os.replace(partial, path)
             sync(path.parent)
         return entry

@@ -117,7 +117,9 @@ def _opened(run: Path, client: str | None, settings: Sequence[str]) -> Iterator[
         _check_client(built, client)
     found = checkpoints.latest(only)
     if found is None:
-        raise CheckpointError(f"{run} has no checkpoint; let it train for at least checkpoint.every rounds")
+        raise CheckpointError(
+            f"{run} has no checkpoint yet; let it train on (checkpoint.every), or stop it with SIGTERM, which saves"
+        )
     _check_fits(run, found, built)
     with TemporaryDirectory() as spill:  # not the run's own, which may be going on
         built = replace(built, config=replace(config, run=replace(config.run, dir=spill)))

@@ -226,6 +226,8 @@ class Session:
             is_engine_shared=any(later.engine is built.engine for later in runs[at + 1 :]),
         )
         runner = Runner(components)
+        if comm.is_server:
+            log.debug("checkpoints: %s", runner.context.schedule)
         folders = [runs[0].config.folder, config.folder]
         self.stop.last_words = partial(last_words, config, folders, comm.rank, self.command, runner)
         try:

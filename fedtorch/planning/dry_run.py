@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -9,7 +10,9 @@ from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.config import load as yaml_config
 from fedtorch.planning.promise import describe_private, describe_public_sum
 from fedtorch.planning.scale import Cluster, describe_scale
+from fedtorch.rounds.context import keeps_state
 from fedtorch.rounds.placement import costs
+from fedtorch.rounds.save_schedule import SaveSchedule
 from fedtorch.setup.build import BuiltRun
 from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, optimizer_numbers, states
 
@@ -22,7 +25,8 @@ def describe(built: BuiltRun, *, num_ranks: int, cluster: Cluster | None = None)
     Raises:
         ConfigError: see `scale.describe_scale`.
     """
-    blocks = [_placement(built), _traffic(built, num_ranks), _memory(built), _trainers(built), _rates(built)]
+    blocks = [_placement(built), _traffic(built, num_ranks), _memory(built), _saving(built)]
+    blocks += [_trainers(built), _rates(built)]
     if cluster is not None:
         blocks.append(describe_scale(built, cluster))
     return "\n\n".join(filter(None, [*blocks, describe_private(built), describe_public_sum(built)]))
@@ -87,6 +91,12 @@ def _rates(built: BuiltRun) -> str:
             lines.append(f"  {key:<8} {', '.join(rates)} ({hp.lr_over_rounds.schedule})")
     rest = [f"  and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
     return "\n".join(["learning rate over rounds:", *lines[:_MOST_SHOWN], *rest]) if lines else ""
+
+
+def _saving(built: BuiltRun) -> str:
+    """When checkpoints are written, and what a crash costs."""
+    is_stateful = keeps_state(built.config, built.algorithm, built.engine)
+    return f"checkpoints: {SaveSchedule(built.config, is_stateful=is_stateful, clock=time.monotonic)}"
 
 
 def _trainers(built: BuiltRun) -> str:

@@ -39,7 +39,7 @@ LEAST_FOR_MEDIAN = 3  # of two, the median is their mean, which the larger one d
 
 @dataclass
 class Decision:
-    """The server's decision; elsewhere only `verdict` and the names in `accepted` are set."""
+    """The server's decision; elsewhere only `verdict`, the names in `accepted` and `word` are set."""
 
     verdict: str = "ok"
     """`ok`, or the name of the error that ends the run"""
@@ -65,6 +65,8 @@ class Decision:
     """where clients send messages: the accepted ones, on the ranks that combine them"""
     reduced: Reduced | None = None
     """where every rank sums a slice of the messages: what was kept of the sum, on all ranks"""
+    word: Mapping[str, float] = field(default_factory=dict)
+    """what the server says of saving the round, on all ranks; see `SaveSchedule`"""
 
 
 def exchange(context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> Decision:
@@ -154,11 +156,12 @@ def _impossible(
 
 
 def apply_verdict(context: RoundContext, decision: Decision) -> None:
-    """Note on the server what was decided.
+    """Note what was decided.
 
     Raises:
         NonFiniteError, BudgetError, QuorumError: on all ranks, when the server decided that the run must end.
     """
+    context.schedule.hear(decision.word)
     clients = context.config.clients
     least = f"{context.mechanism.least(clients.min)}" + (f" of {clients.min_silos} silos" if clients.min_silos else "")
     if context.comm.is_server:
@@ -260,13 +263,14 @@ def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str
         verdict = "QuorumError"
     else:
         verdict = "ok"
-    return Decision(verdict, [*reports], [] if void_rounds else accepted, refused, usable, void_rounds)
+    taken = [] if void_rounds else accepted
+    return Decision(verdict, [*reports], taken, refused, usable, void_rounds, word=context.schedule.word())
 
 
 def _share(context: RoundContext, decision: Decision) -> Decision:
     def say() -> list[Packet]:
         return [
-            context.message("decision", status=decision.verdict),
+            context.message("decision", status=decision.verdict, numbers=decision.word),
             *(context.message("decision", r.client, numbers=_claims(context, r)) for r in decision.accepted),
         ]
 
@@ -277,7 +281,7 @@ def _share(context: RoundContext, decision: Decision) -> Decision:
     for about in names:
         norm, max_abs, seconds = (float(about.numbers.get(claim, 0.0)) for claim in _CLAIMS)
         accepted.append(Report(context.name(about), norm=norm, max_abs=max_abs, seconds=seconds))
-    return Decision(verdict.status, accepted=accepted)
+    return Decision(verdict.status, accepted=accepted, word=verdict.numbers)
 
 
 def _claims(context: RoundContext, report: Report) -> dict[str, float]:

@@ -49,6 +49,8 @@ class Saving:
         """of a checkpoint that was begun, what the workers wrote"""
         self._status = ""
         """of one that the server has written as well, what came of it"""
+        self._began = self._seconds = 0.0
+        """by the server's clock: when it was begun, and what writing it took"""
 
     def save(self, *, is_last: bool = False) -> None:
         """Write a checkpoint. Raises: see `finish`; is_last: see `write`."""
@@ -56,11 +58,25 @@ class Saving:
         self.write(is_last=is_last)
         self.finish()
 
+    def agree(self) -> None:
+        """The server tells all ranks whether the round is saved, where clients do not train and so no verdict says it.
+
+        Called right after a meeting: nobody waits for long in a collective.
+        """
+        context = self.context
+        if context.schedule.every is None:
+            word = [context.message("decision", numbers=context.schedule.word())] if context.comm.is_server else []
+            (told,) = context.members.retry_on_loss(
+                "saving", lambda: context.comm.broadcast_packets(word, round=context.round)
+            )
+            context.schedule.hear(told.numbers)
+
     def begin(self) -> None:
         """The workers write the states of their clients."""
-        context, members = self.context, self.context.members
+        context, members, schedule = self.context, self.context.members, self.context.schedule
         with context.timed("checkpoint"):
             members.barrier("checkpoint", may_stop=False)
+            self._began = schedule.clock()
             bring_home(context)
             written = {name: _write_client(context, name) for name in context.store.dirty()}
             members.barrier("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
@@ -68,6 +84,7 @@ class Saving:
             self._gathered = list(
                 members.retry_on_loss("files", lambda: context.comm.gather(messages, round=context.round))
             )
+            self._seconds = schedule.clock() - self._began
 
     def write(self, *, is_last: bool = False) -> None:
         """The server writes its part of a checkpoint that was begun, and waits for nobody; elsewhere nothing.
@@ -75,8 +92,10 @@ class Saving:
         is_last: this is the last chance, a disk that refuses ends the run.
         """
         if self._gathered is not None and not self._status and self.context.comm.is_server:
+            began = self.context.schedule.clock()
             with self.context.timed("checkpoint"):
                 self._status = _write(self.context, self._gathered, is_last)
+            self._seconds += self.context.schedule.clock() - began
 
     def finish(self) -> None:
         """All ranks learn what came of the checkpoint that was begun, if one was.
@@ -93,6 +112,8 @@ class Saving:
         with context.timed("checkpoint"):
             answered = self._answer()
             self._gathered, self._status = None, ""
+            if context.comm.is_server:
+                context.schedule.saved(self._began, self._seconds, is_whole=answered.status == "ok")
             if answered.status == "nonfinite":
                 raise NonFiniteError(
                     f"the global weights after round {context.round} are not finite and are not saved; what clients "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -62,3 +63,5 @@ class RunComponents:
     """clients that take no part any more -> the first round that is drawn without them (`clients.on_repeated_loss`)"""
     is_engine_shared: bool = False
     """does a later run of this process begin with the initial weights of the same engine?"""
+    clock: Callable[[], float] = time.monotonic
+    """seconds that never go back, by which the server decides when a checkpoint is due"""

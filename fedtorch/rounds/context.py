@@ -23,6 +23,7 @@ from fedtorch.rounds.exchanged_vectors import ExchangedVectors, SentPlaces
 from fedtorch.rounds.membership import Membership, Progress
 from fedtorch.rounds.previous_scale import PreviousScale
 from fedtorch.rounds.rank_role import RankRole
+from fedtorch.rounds.save_schedule import SaveSchedule
 from fedtorch.tasks.base import SERVER
 from fedtorch.train.engine import Engine
 from fedtorch.train.settings import ClientConfig
@@ -42,6 +43,8 @@ class RoundContext:
         """what this rank is within its worker"""
         self.is_stateful = keeps_state(self.config, self.algorithm, components.engine)
         """do clients keep anything?"""
+        self.schedule = SaveSchedule(self.config, is_stateful=self.is_stateful, clock=components.clock)
+        """after which rounds a checkpoint is written"""
         self.has_homes = self.is_stateful or has_homes(components)
         """does a client train at its home only?"""
         self.places_anew = not self.has_homes and len(components.topology.workers) > 1

@@ -123,17 +123,20 @@ class Runner:
         context, config = self.context, self.components.config
         self.weights, self.figures = {}, {}
         context.progress.is_training = True
+        context.schedule.begin_round()
         reports = self._clients_round() if context.algorithm.limits.trains_clients else []
         context.progress.is_training = False
         context.progress.round += 1
         try:
             self._server_train_if_due()
+            if not context.algorithm.limits.trains_clients:
+                self.saving.agree()
             self._evaluate_if_due()
         finally:  # before saving: a resume drops the records of rounds that are not in the checkpoint
             self._track_round(reports)
         context.seconds = {}  # the next round's record shows the checkpoint's seconds
         is_last = context.round == config.rounds or self.evaluation.best.has_stopped
-        if is_last or context.round % config.checkpoint.every == 0:
+        if is_last or context.schedule.is_due(context.round):
             self.saving.begin()
             if is_last or not (config.checkpoint.overlap and context.algorithm.limits.trains_clients):
                 self.saving.finish()

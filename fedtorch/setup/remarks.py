@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 
 from fedtorch.algorithms.message import MessageAlgorithm
+from fedtorch.config.schema import CheckpointConfig
 from fedtorch.rounds.placement import Placement
 from fedtorch.setup.plan import Plan
 from fedtorch.tasks.own import OwnTask
@@ -117,5 +118,9 @@ def about_neutral(plan: Plan) -> Iterator[str]:
             "client.accumulation_rule is spill and client.accumulation 1, so no group of micro-batches is incomplete "
             "and nothing spills"
         )
+    saving, usual = plan.config.checkpoint, CheckpointConfig()
+    for key in ("cost", "lose") if saving.every != "auto" else ():
+        if (value := getattr(saving, key)) != getattr(usual, key):
+            yield f"checkpoint.{key} is {value:g} and checkpoint.every {saving.every}, so nothing goes by the clock"
     if clients.sampling == "numpy_round_seed" and clients.per_round == "all":
         yield "clients.sampling is numpy_round_seed and clients.per_round all, so nobody is drawn"

@@ -14,6 +14,7 @@ from numpy.linalg import norm
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
 
+from benchmarks import saves
 from benchmarks.adapter_rounds import main as adapter_rounds_main
 from benchmarks.adapter_rules import RULES
 from benchmarks.adapter_rules import main as adapter_rules_main
@@ -277,3 +278,9 @@ def test_every_rule_and_both_sides_of_the_secure_sum_are_measured_beside_the_pla
     assert robust_main(["--numbers", "1000", "--clients", "5", "--repeat", "1", "--json", str(target)]) == 0
     written = json.loads(target.read_text())
     assert [row["case"] for row in written] == [*COMBINATIONS] and written[0]["ratio"] == 1.0
+
+
+def test_the_parts_of_a_checkpoint_are_measured_and_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
+    assert saves.main(["--mb", "0.1", "--repeat", "1", "--dir", str(tmp_path), "--json", str(tmp_path / "x.json")]) == 0
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert set(found) == set(saves.Parts(tmp_path, 0.1).all()) and all(each["s"] > 0 for each in found.values())

@@ -16,7 +16,7 @@ import pytest
 import torch
 from xxhash import xxh3_64_hexdigest
 
-from fedtorch.checkpoint.files import digest_file, to_json
+from fedtorch.checkpoint.files import digest_file, save_tensors, to_json
 from fedtorch.checkpoint.store import Checkpoints, FileEntry
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
@@ -71,6 +71,30 @@ def test_what_is_loaded_is_what_was_saved(checkpoints: Checkpoints) -> None:
     assert state.numbers["cursor"] == 12 and state.numbers["lr"] == 0.1 + 0.2
     assert state.numbers["nothing"] != state.numbers["nothing"]
     assert checkpoints.load_client(found, "never trained") == ClientState()
+
+
+EVERY_KIND = {
+    "z last": torch.arange(5.0),
+    "a": torch.arange(3, dtype=torch.uint8),
+    "scalar": torch.tensor(2.5, dtype=torch.float64),
+    "half": torch.full((3,), 0.1, dtype=torch.bfloat16),
+    "flags": torch.tensor([True, False]),
+    "none": torch.zeros(0, 3),
+    "transposed": torch.arange(6.0).view(2, 3).T,
+    "ü": torch.arange(2),
+}
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [{}, EVERY_KIND, dict(reversed(EVERY_KIND.items())), dict.fromkeys("ab", EVERY_KIND["z last"])],
+)
+@pytest.mark.parametrize("metadata", [{}, {"state": '{"ü": 1}'}])
+def test_the_digest_of_what_is_written_is_that_of_the_file(
+    tensors: dict[str, torch.Tensor], metadata: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.safetensors"
+    assert save_tensors(path, tensors, metadata) == (path.stat().st_size, digest_file(path))
 
 
 def test_a_run_without_checkpoints_has_none(checkpoints: Checkpoints) -> None:

@@ -275,7 +275,7 @@ BAD = [
     ("task: {shape: {wdth: 2}}", "unknown key `task.shape.wdth` in x.yaml:1; did you mean `width`?"),
     (
         "checkpoint: {zzz: 1}",
-        "unknown key `checkpoint.zzz` in x.yaml:1; choose one of every, every_steps, every_seconds, overlap, keep",
+        "unknown key `checkpoint.zzz` in x.yaml:1; choose one of every, cost, lose, every_steps, every_seconds",
     ),
     ("task_name: a", "unknown key `task_name` in x.yaml:1; did you mean `task`?"),
     ("per_client: {atis: {lrr: 1}}", "unknown key `per_client.atis.lrr` in x.yaml:1; did you mean `lr`?"),

@@ -15,6 +15,7 @@ rounds: 3
 task: {name: "factors:Regression", clients: {a: [1.0, 1.0, 6], b: [2.0, -1.0, 9], c: [0.5, 3.0, 5]}}
 algorithm: {name: flora, ranks: {b: 1}, added_rank: 3}
 client: {optimizer: adamw, lr: 0.1, batch_size: 4, optimizer_state: keep}
+checkpoint: {every: 1}
 track: {progress: "off", tensorboard: false}
 """
 """Five ranks join the base in a round, which is cut to three after the second."""

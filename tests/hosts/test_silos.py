@@ -31,7 +31,9 @@ def write_config(root: Path, run: Path, data: Path, **system: object) -> str:
     path = root / "silos.yaml"
     system = {"placement": "pinned", "pinned": PINNED, "timeout": 60.0, **system}
     text = TINY.replace("DIR", str(run)).replace("DATA", str(data))
-    path.write_text(f"{text}algorithm: {{name: ditto}}\nsystem: {json.dumps(system)}\n".replace(LORAR, ""))
+    path.write_text(
+        f"{text}algorithm: {{name: ditto}}\ncheckpoint: {{every: 1}}\nsystem: {json.dumps(system)}\n".replace(LORAR, "")
+    )
     return str(path)
 
 

@@ -51,6 +51,7 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "stepping": (Stepping(), {}),
     "ditto": (Ditto(lam=0.5), {}),
     "checkpoints beside training": (Ditto(lam=0.5), {"checkpoint": CheckpointConfig(every=1, overlap=True)}),
+    "checkpoints by the clock": (Ditto(lam=0.5), {"checkpoint": CheckpointConfig(lose=0.0, cost=1.0)}),
     "local": (Local(), {"paradigm": "local"}),
     "diloco": (FedAvg(weights="equal"), {"client": LONG, "server": NESTEROV}),
     "rate over rounds": (Scaffold(), {"client": FALLING}),

@@ -85,7 +85,7 @@ def test_it_writes_what_the_end_of_the_run_writes(
 
 
 def test_an_interrupted_run_gives_the_best_so_far(folder: Path, tmp_path: Path) -> None:
-    run(FAR)
+    run(FAR, "checkpoint.every=1")
     shutil.rmtree(folder / "checkpoints" / "round_000003")
     assert not shutil.rmtree(folder / "model")
     assert main([str(folder), "--client", "a"]) == 0
@@ -212,7 +212,7 @@ def test_what_cannot_be_exported_is_said(
     assert code == 8 and "every checkpoint in" in text
     shutil.rmtree(folder / "checkpoints")
     code, text = said(capsys, [place])
-    assert code == 8 and "has no checkpoint; let it train for at least checkpoint.every rounds" in text
+    assert code == 8 and "has no checkpoint yet; let it train on (checkpoint.every), or stop it" in text
     run("paradigm=local", "run.name=local")
     code, text = said(capsys, ["runs/local", "--global", "--out", "y"])
     assert code == 2 and "the run has no global model: its clients send nothing" in text

@@ -59,6 +59,7 @@ def test_torchrun_restarts_after_a_sigkill_and_ends_with_the_same_bits(
 ) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     command = [*torchrun, "--max-restarts=1", "-m", "fedtorch.main", "--config", str(config)]
+    command += ["--set", "checkpoint.every=1"]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "resuming after round 1" in done.stderr

@@ -127,6 +127,16 @@ def test_a_key_that_another_ones_value_makes_idle_is_said_and_allowed(tmp_path: 
     assert "nothing spills" in (tmp_path / "run" / "log.rank0.txt").read_text()
 
 
+def test_keys_of_the_clock_that_nobody_asks_are_said_and_allowed(tmp_path: Path) -> None:
+    by_clock = ["checkpoint.every=auto", "checkpoint.lose=5", "checkpoint.cost=0.1"]
+    assert list(about_neutral(plan(tmp_path, *by_clock))) == []
+    assert list(about_neutral(plan(tmp_path, *by_clock, "checkpoint.every=3"))) == [
+        "checkpoint.cost is 0.1 and checkpoint.every 3, so nothing goes by the clock",
+        "checkpoint.lose is 5 and checkpoint.every 3, so nothing goes by the clock",
+    ]
+    assert list(about_neutral(plan(tmp_path, "checkpoint.every=3"))) == []
+
+
 def test_where_nothing_spills_the_bits_are_those_of_the_exact_rule(tmp_path: Path, tiny_data: Path) -> None:
     """Of a task that counts the terms of its loss, too."""
     found = set()

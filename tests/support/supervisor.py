@@ -31,6 +31,7 @@ algorithm: {name: fedavg}
 server: {optimizer: adam, lr: 0.1}
 clients: {per_round: 3}
 client: {optimizer: adamw, lr: 0.1, batch_size: 4, optimizer_state: keep}
+checkpoint: {every: 1}
 track: {progress: "off", tensorboard: false}
 """
 """Ranks 1 and 2 of three train two clients each; every round trains, evaluates and saves clients on both of them."""
