@@ -19,7 +19,7 @@ from fedtorch.comm import mail
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.job.addresses import bind, check_master
 from fedtorch.comm.job.arrivals import SharedArrivals
-from fedtorch.comm.job.disconnect import DisconnectMonitor
+from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.liveness import Liveness
 from fedtorch.comm.job.rejoin import join_job, let_in, waiting
 from fedtorch.comm.job.rendezvous import Rendezvous
@@ -70,12 +70,14 @@ class DistributedCommunicator(Communicator):
         store, self.rank, self.size = member.store, member.rank, member.size
         self._store, self._options, self.arrivals = store, options, SharedArrivals(store)
         self.staging, self._groups, self._failures, self._is_closed, self._recovers = None, 0, 0, False, False
-        self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, options.stacks, options.disconnects)
+        self._liveness = Liveness(
+            store, options.links, self.rank, self.size, store.timeout_s, options.stacks, sees_ends=options.recovers
+        )
         self.member, self.lost, self.has_ended = member, member.entry.lost, member.entry.is_over
         self.vector = MappedVector(lambda: self._group, lambda: store.shares_memory)
         self.memory = UpdateMemory(lambda: store.shares_memory and self.size > 1 and self.staging is None)
         self._liveness.forget(self.lost)
-        self._rendezvous = Rendezvous(store, self._liveness)
+        self._rendezvous = Rendezvous(store, options.links, self._liveness)
         hosts = member.hosts_store
         self._shutdown = Shutdown(store, self._liveness, self._rendezvous, hosts, options.grace_s, self._drop)
         self._group = self._make_group()
@@ -116,11 +118,10 @@ class DistributedCommunicator(Communicator):
         network = network or Network()
         check_master(os.environ, trusts=network.trusted)
         member = member or join_job(os.environ, timeout_s, secret, network.start_s, network.why_no_return, network.who)
-        disconnects, member.store.ports = None, network.ports
-        if recovers and member.size > 1:
-            disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
+        member.store.ports = network.ports
+        links = Links.open(member.store, member.rank, os.environ["MASTER_ADDR"], probes=recovers)
         backend, own = "gloo" if recovers else backend, device or torch.device("cpu")
-        joined = cls(names, member, CommOptions(exchange, stacks, disconnects, backend, own, grace_s))
+        joined = cls(names, member, CommOptions(links, recovers, exchange, stacks, backend, own, grace_s))
         joined._liveness.labels, member.store.shares_memory = network.labels(member.entry.hosts), network.shares_memory
         with ExitStack() as left:
             left.push(joined)  # which tells the others of an error
@@ -196,8 +197,8 @@ class DistributedCommunicator(Communicator):
         self._rendezvous.refuse(told, code)
 
     def enable_loss_recovery(self) -> None:
-        """Go on without lost workers; without the connections that `recovers` asks for nothing changes."""
-        self._recovers = self._options.disconnects is not None
+        """Go on without lost workers; where `join` was not told `recovers` nothing changes."""
+        self._recovers = self._options.recovers
 
     def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
         """Find out who is lost; DeadlineError if collectives fail again and again: the network is at fault."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedtorch.comm.transport.group import Group, tell, told
+from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.meter import Meter
 from fedtorch.comm.wire import Packet, bounded, decode_all, encode, to_tensor
@@ -59,13 +59,13 @@ def scatter(
     group.agree(Op.SCATTER_MESSAGES, round=round)
     if group.rank == 0:
         for rank in group.members[1:]:
-            tell(group, rank, torch.tensor([len(each[rank])]))
-            tell(group, rank, to_tensor(each[rank]))
+            group.say(torch.tensor([len(each[rank])]), rank)
+            group.say(to_tensor(each[rank]), rank)
         buffer = to_tensor(each[0])
         meter.count("down", "share", physical=sum(map(len, each.values())) - len(buffer))
     else:
-        size = told(group, torch.zeros(1, dtype=torch.int64))
-        buffer = told(group, torch.zeros(bounded(int(size), 0), dtype=torch.uint8))
+        size = group.hear(torch.zeros(1, dtype=torch.int64), 0)
+        buffer = group.hear(torch.zeros(bounded(int(size), 0), dtype=torch.uint8), 0)
         meter.count("down", "share", physical=len(buffer))
     return _decode(group, buffer, round, num_clients)
 

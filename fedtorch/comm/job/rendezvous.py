@@ -1,4 +1,4 @@
-"""Meeting points through the store: no collective runs, so a rank may take hours to come."""
+"""Meeting points: no collective runs, so a rank may take hours to come."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from fedtorch.comm.job import addresses
+from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.liveness import Liveness
 from fedtorch.comm.job.notes import read_note, read_verdict
 from fedtorch.comm.job.store import Store
@@ -19,7 +20,7 @@ _KINDS: dict[str, type[FedtorchError]] = {
     "forged": ForgedNoteError,
     "preflight": PreflightError,
 }
-_PAUSE_S = 0.2
+_LOOKS = 20  # how much longer than a look at the others the pause before the next one is
 _SHOWN = 20  # differences in one message
 _KEY, _CONFIG = "key `", "config"  # facts of single keys, and of all of them
 Notes = dict[int, dict[str, Any]]  # by rank
@@ -27,15 +28,13 @@ Decide = Callable[[Notes], dict[str, Any]]
 
 
 class Rendezvous:
-    """Every rank leaves a note; the server reads them all and answers with one verdict for everybody.
+    """Every rank sends a note; the server reads them all and answers with one verdict for everybody.
 
-    A verdict with `error` is raised on every rank. The verdict is one write of the server's, so all ranks see the same
-    one. The keys of a meeting are deleted once nobody can need them:
-    notes when all are read, a verdict when all ranks have come to the next meeting.
+    A verdict with `error` is raised on every rank. Notes and verdicts are signed, for this meeting alone.
     """
 
-    def __init__(self, store: Store, liveness: Liveness) -> None:
-        self._store, self._liveness = store, liveness
+    def __init__(self, store: Store, links: Links, liveness: Liveness) -> None:
+        self._store, self._links, self._liveness = store, links, liveness
         self._rank = liveness.rank
         self._meetings = 0
 
@@ -118,61 +117,72 @@ class Rendezvous:
         while not self._store.has(list(keys.values())) and time.monotonic() < give_up_at:
             time.sleep(0.02)
 
-    def _wait_for_alive(self, keys: Mapping[int, str]) -> list[int]:
-        """Wait until the key of every rank that is alive is set; returns the ranks that are not."""
-        keys, lost = dict(keys), list[int]()
+    def _wait_for_notes(self, name: str, ranks: Sequence[int]) -> None:
+        """Wait until every one of the ranks has sent its note.
+
+        Raises DeadlineError when one that has not is silent for too long or has left.
+        """
+        often = pause = min(1.0, self._liveness.timeout_s / 4)
+        while not self._links.wait(name, ranks, pause):
+            started = time.monotonic()
+            self._liveness.beat()
+            try:
+                self._liveness.check([rank for rank in ranks if not self._links.wait(name, [rank], 0.0)])
+            except DeadlineError:
+                if not self._links.wait(name, ranks, 0.0):  # its last act may have been to send it
+                    raise
+            # over a long wire a look takes some trips, which must not be what this rank does when the note comes
+            pause = min(max(often, _LOOKS * (time.monotonic() - started)), self._liveness.timeout_s / 4)
+
+    def _wait_for_alive(self, name: str, ranks: Sequence[int]) -> list[int]:
+        """Wait for the note of every rank that is alive; returns the ranks that are not."""
+        ranks, lost = list(ranks), list[int]()
         check_every = min(0.5, self._liveness.timeout_s / 4)
         while True:
-            came = self._store.wait(list(keys.values()), check_every)
+            came = self._links.wait(name, ranks, check_every)
             self._liveness.beat()
-            awaited = [] if came else [rank for rank, key in keys.items() if not self._store.has([key])]
-            gone = [*self._liveness.missing(awaited), *self._liveness.dead(keys)]
-            for rank in dict.fromkeys(gone):
+            awaited = [] if came else [rank for rank in ranks if not self._links.wait(name, [rank], 0.0)]
+            for rank in dict.fromkeys([*self._liveness.missing(awaited), *self._liveness.dead(ranks)]):
                 lost.append(rank)
-                del keys[rank]
-            if came or not keys:
+                ranks.remove(rank)
+            if came or not ranks:
                 return lost
 
-    def _signed(self, key: str, rank: int) -> str:
-        """Return the rank's own note; anybody else's is passed over, and the rank's awaited.
+    def _hear(self, name: str, rank: int) -> str:
+        """The rank's note, or the server's verdict, which is there.
 
         Raises:
-            ForgedNoteError: it did not come for as long as a rank may be silent.
+            ForgedNoteError: it did not write that.
         """
-        give_up_at = time.monotonic() + self._liveness.patience(rank)
-        while (text := self._liveness.read(key, rank)) is None:
-            self._liveness.beat()
-            self._liveness.check([rank])
-            if time.monotonic() > give_up_at:
-                return self._store.get(key)  # raises
-            time.sleep(_PAUSE_S)
-        return text
+        return self._store.signature.check(f"{name}/{rank}", self._links.take(name, rank).decode("utf-8", "replace"))
+
+    def _tell(self, name: str, rank: int, told: Mapping[str, Any]) -> None:
+        signed = self._store.signature.sign(f"{name}/{self._rank}", json.dumps(told))
+        self._links.send(rank, name, signed.encode("utf-8", "surrogatepass"))
 
     def _meet(self, note: dict[str, Any], decide: Decide, *, allow_loss: bool = False) -> dict[str, Any]:
         name = f"meeting{self._meetings}"
-        previous = f"meeting{self._meetings - 1}/verdict"
         self._meetings += 1
         if self._rank:
-            self._store.set(f"{name}/{self._rank}", json.dumps(note))
-            self.wait({0: f"{name}/verdict"})
-            return _raise_or_return(read_verdict(self._signed(f"{name}/verdict", 0)), self._rank)
-        others = {rank: f"{name}/{rank}" for rank in self._liveness.others}
+            self._tell(name, 0, note)
+            self._wait_for_notes(name, [0])
+            return _raise_or_return(read_verdict(self._hear(name, 0)), self._rank)
+        others = self._liveness.others
         lost: list[int] = []
         failed: FedtorchError | None = None
         try:
             if allow_loss:
-                lost = self._wait_for_alive(others)
+                lost = self._wait_for_alive(name, others)
             else:
-                self.wait(others)
-            notes = {r: read_note(self._signed(key, r), r) for r, key in others.items() if r not in lost}
-            self._store.delete([*(key for r, key in others.items() if r not in lost), previous])
-            verdict = decide({0: note, **notes})
+                self._wait_for_notes(name, others)
+            verdict = decide({0: note, **{r: read_note(self._hear(name, r), r) for r in others if r not in lost}})
             if lost:
                 verdict["lost"] = {rank: self._liveness.describe(rank) for rank in lost}
         except (DeadlineError, ForgedNoteError, PreflightError) as error:
             kind = next(kind for kind, cls in _KINDS.items() if isinstance(error, cls))
             verdict, failed = {"error": str(error), "kind": kind}, error
-        self._store.set(f"{name}/verdict", json.dumps(verdict))
+        for rank in others:
+            self._tell(name, rank, verdict)
         if failed is not None:
             raise failed  # with what the others are not told: which ranks, and where they died
         return _raise_or_return(json.loads(json.dumps(verdict)), 0)
