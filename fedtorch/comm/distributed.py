@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fedtorch.comm import mail
-from fedtorch.comm.base import Communicator
+from fedtorch.comm.base import Answer, Communicator, Met, nothing
 from fedtorch.comm.job.addresses import bind, check_master
 from fedtorch.comm.job.arrivals import SharedArrivals
 from fedtorch.comm.job.links import Links
@@ -163,7 +163,7 @@ class DistributedCommunicator(Communicator):
             if not self._where_trial_failed():  # else it failed there first
                 self._store.set(_TRIAL, f"rank {self.rank}")
             log.warning("a first sum from GPU to GPU over NCCL failed on rank %d: %s", self.rank, problem)
-        if self._rendezvous.barrier("trial of nccl", 0, ok=not problem)["ok"]:
+        if self._rendezvous.barrier("trial of nccl", 0, ok=not problem)[0]["ok"]:
             self.stage(Staging("nccl", device, pin=True))
             return True
         if self._options.backend == "nccl":
@@ -183,14 +183,43 @@ class DistributedCommunicator(Communicator):
         self.staging = staging
         self._group.stage(staging)
 
-    def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
-        """Meet through the store; no collective is under way meanwhile."""
+    def meet(
+        self,
+        phase: str,
+        *,
+        round: int,
+        messages: Sequence[Packet] = (),
+        answer: Answer = nothing,
+        stop: bool = False,
+        may_reopen: bool = False,
+    ) -> Met:
+        """Meet over the links; no collective is under way meanwhile. Remembers who reported whom."""
         self._liveness.beat(phase=f"wait for {phase}", round=round, client="", step=0)
         words = waiting(self._store, self.lost) if self.is_server and may_reopen else {}
-        verdict = self._rendezvous.barrier(phase, round, stop=stop, allow_loss=self._recovers, returned=list(words))
-        self._words, self.returned = words, frozenset(verdict["returned"])
+        sequence, num_clients = self._rendezvous.next, len(self.names)
+        mine = mail.Mail(self.meter, self.rank, round=round, sequence=sequence, num_clients=num_clients)
+        found: list[tuple[int, Packet]] = []
+        gathered: list[Packet] = []
+
+        def on_server(came: Mapping[int, bytes]) -> bytes:
+            found.extend(mine.gathered(came))
+            gathered.extend(self._sorted([message for _, message in found]))
+            return mine.answer(answer(gathered), len(came) - 1)
+
+        verdict, answered = self._rendezvous.barrier(
+            phase,
+            round,
+            stop=stop,
+            allow_loss=self._recovers,
+            returned=list(words),
+            mail=mine.pack(messages),
+            answer=on_server,
+        )
+        self._words, self.returned, self.stops = words, frozenset(verdict["returned"]), bool(verdict["stop"])
         self._regroup(verdict["lost"])
-        return bool(verdict["stop"])
+        reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
+        self._places = reported or self._places
+        return Met(gathered, mine.answered(answered))
 
     def refuse(self, told: str, code: int) -> None:
         """Tell every rank that this one refuses the job, as the base class says."""
@@ -204,7 +233,7 @@ class DistributedCommunicator(Communicator):
         """Find out who is lost; DeadlineError if collectives fail again and again: the network is at fault."""
         if not self._recovers:
             return is_done
-        verdict = self._rendezvous.barrier(f"after {phase}", round, ok=is_done, allow_loss=True)
+        verdict, _ = self._rendezvous.barrier(f"after {phase}", round, ok=is_done, allow_loss=True)
         is_done = bool(verdict["ok"])
         self._failures = 0 if is_done or verdict["lost"] else self._failures + 1
         if self._failures == _PATIENCE:
@@ -244,13 +273,6 @@ class DistributedCommunicator(Communicator):
         logical = flat.nbytes * copies if numbers is None else numbers * flat.itemsize
         self.meter.count("down", "broadcast", logical=logical, messages=copies, physical=sent)
 
-    def gather(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
-        """Collect packets at the server: sizes first, then one byte string per rank; remembers who reported whom."""
-        found = mail.gather(self._group, self.meter, messages, round=round, num_clients=len(self.names))
-        reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
-        self._places = reported or self._places
-        return self._sorted([message for _, message in found])
-
     def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """Send the server's packets to all ranks."""
         return mail.broadcast(self._group, self.meter, messages, round=round, num_clients=len(self.names))
@@ -272,7 +294,6 @@ class DistributedCommunicator(Communicator):
         self, local: UpdateBuffer, accepted: Sequence[Report], *, round: int, secret: bool = False
     ) -> Iterator[AcceptedUpdates | None]:
         """Open the round's updates by the protocol of `comm.sums.aggregation`."""
-        self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
         aggregation = replace(self._aggregation(local, round), is_secret=secret)
         if not self.is_server:
             answer_requests(aggregation)

@@ -21,16 +21,24 @@ _KINDS: dict[str, type[FedtorchError]] = {
     "preflight": PreflightError,
 }
 _LOOKS = 20  # how much longer than a look at the others the pause before the next one is
+_END = b"\0"  # of a note, which has no such byte
 _SHOWN = 20  # differences in one message
 _KEY, _CONFIG = "key `", "config"  # facts of single keys, and of all of them
 Notes = dict[int, dict[str, Any]]  # by rank
 Decide = Callable[[Notes], dict[str, Any]]
+Answer = Callable[[Mapping[int, bytes]], bytes]
+
+
+def nothing(_: Mapping[int, bytes]) -> bytes:
+    """The answer to no mail."""
+    return b""
 
 
 class Rendezvous:
     """Every rank sends a note; the server reads them all and answers with one verdict for everybody.
 
-    A verdict with `error` is raised on every rank. Notes and verdicts are signed, for this meeting alone.
+    A verdict with `error` is raised on every rank. Notes and verdicts are signed, for this meeting alone; what goes
+    with them as mail is not.
     """
 
     def __init__(self, store: Store, links: Links, liveness: Liveness) -> None:
@@ -51,7 +59,7 @@ class Rendezvous:
                     )
             return addresses.decide(notes)
 
-        verdict = self._meet(dict(note), decide)
+        verdict, _ = self._meet(dict(note), decide)
         return verdict["places"], tuple(verdict["hosts"])
 
     def preflight(self, facts: Mapping[str, str], own: Mapping[str, str], decide: Decide) -> dict[str, Any]:
@@ -64,7 +72,7 @@ class Rendezvous:
             facts = {rank: note.get("facts", {}) for rank, note in notes.items()}
             return _compare(facts, self._liveness.labels) or decide(notes)
 
-        return self._meet({"facts": dict(facts), **own}, compare_and_decide)
+        return self._meet({"facts": dict(facts), **own}, compare_and_decide)[0]
 
     def barrier(
         self,
@@ -75,15 +83,23 @@ class Rendezvous:
         ok: bool = True,
         allow_loss: bool = False,
         returned: Sequence[int] = (),
-    ) -> dict[str, Any]:
+        mail: bytes = b"",
+        answer: Answer = nothing,
+    ) -> tuple[dict[str, Any], bytes]:
         """The verdict: `stop`, if any rank said so; `ok`, if all did; `lost`, rank -> why, with `allow_loss` only.
 
         allow_loss: ranks that have ended, left or are silent for the timeout are left out instead of being an error.
         returned: on the server, lost ranks that are back; on all ranks in the verdict.
+        mail: bytes that go with this rank's note. answer: on the server, makes of every present rank's mail the bytes
+        that go with the verdict, which are returned on all ranks; not called if a rank said `stop`.
         """
         note = {"phase": phase, "round": round, "stop": stop, "ok": ok}
-        verdict = self._meet(note, lambda notes: {**_agree(notes), "returned": list(returned)}, allow_loss=allow_loss)
-        return {"returned": [], **verdict}
+
+        def decide(notes: Notes) -> dict[str, Any]:
+            return {**_agree(notes), "returned": list(returned)}
+
+        verdict, answered = self._meet(note, decide, allow_loss=allow_loss, mail=mail, answer=answer)
+        return {"returned": [], **verdict}, answered
 
     def refuse(self, told: str, code: int) -> None:
         """On the server: the verdict of the next meeting, whatever the others come for, is that there will be no run.
@@ -148,44 +164,60 @@ class Rendezvous:
             if came or not ranks:
                 return lost
 
-    def _hear(self, name: str, rank: int) -> str:
-        """The rank's note, or the server's verdict, which is there.
+    @property
+    def next(self) -> int:
+        """Number of the next meeting, the same on all ranks."""
+        return self._meetings
+
+    def _hear(self, name: str, rank: int) -> tuple[str, bytes]:
+        """The rank's note, or the server's verdict, which is there, and the mail that came with it.
 
         Raises:
             ForgedNoteError: it did not write that.
         """
-        return self._store.signature.check(f"{name}/{rank}", self._links.take(name, rank).decode("utf-8", "replace"))
+        text, _, mail = self._links.take(name, rank).partition(_END)
+        return self._store.signature.check(f"{name}/{rank}", text.decode("utf-8", "replace")), mail
 
-    def _tell(self, name: str, rank: int, told: Mapping[str, Any]) -> None:
+    def _tell(self, name: str, rank: int, told: Mapping[str, Any], mail: bytes) -> None:
         signed = self._store.signature.sign(f"{name}/{self._rank}", json.dumps(told))
-        self._links.send(rank, name, signed.encode("utf-8", "surrogatepass"))
+        self._links.send(rank, name, signed.encode() + _END + mail)
 
-    def _meet(self, note: dict[str, Any], decide: Decide, *, allow_loss: bool = False) -> dict[str, Any]:
+    def _meet(
+        self,
+        note: dict[str, Any],
+        decide: Decide,
+        *,
+        allow_loss: bool = False,
+        mail: bytes = b"",
+        answer: Answer = nothing,
+    ) -> tuple[dict[str, Any], bytes]:
         name = f"meeting{self._meetings}"
         self._meetings += 1
         if self._rank:
-            self._tell(name, 0, note)
+            self._tell(name, 0, note, mail)
             self._wait_for_notes(name, [0])
-            return _raise_or_return(read_verdict(self._hear(name, 0)), self._rank)
-        others = self._liveness.others
-        lost: list[int] = []
-        failed: FedtorchError | None = None
+            text, answered = self._hear(name, 0)
+            return _raise_or_return(read_verdict(text), self._rank), answered
+        others, lost, failed, answered = self._liveness.others, list[int](), None, b""
         try:
             if allow_loss:
                 lost = self._wait_for_alive(name, others)
             else:
                 self._wait_for_notes(name, others)
-            verdict = decide({0: note, **{r: read_note(self._hear(name, r), r) for r in others if r not in lost}})
+            heard = {rank: self._hear(name, rank) for rank in others if rank not in lost}
+            verdict = decide({0: note, **{rank: read_note(text, rank) for rank, (text, _) in heard.items()}})
             if lost:
                 verdict["lost"] = {rank: self._liveness.describe(rank) for rank in lost}
+            if "error" not in verdict and not verdict.get("stop"):
+                answered = answer({0: mail, **{rank: theirs for rank, (_, theirs) in heard.items()}})
         except (DeadlineError, ForgedNoteError, PreflightError) as error:
             kind = next(kind for kind, cls in _KINDS.items() if isinstance(error, cls))
             verdict, failed = {"error": str(error), "kind": kind}, error
         for rank in others:
-            self._tell(name, rank, verdict)
+            self._tell(name, rank, verdict, answered)
         if failed is not None:
             raise failed  # with what the others are not told: which ranks, and where they died
-        return _raise_or_return(json.loads(json.dumps(verdict)), 0)
+        return _raise_or_return(json.loads(json.dumps(verdict)), 0), answered
 
 
 def _raise_or_return(verdict: dict[str, Any], rank: int) -> dict[str, Any]:

@@ -4,7 +4,6 @@ All ranks enter `Communicator.open_updates`. Nothing is sent that the server has
 comes next.
 
        the server (`server_updates`)                    every other rank (`local_updates`)
-    1. agree: `Op.AGGREGATE`, round, length, dtype      the same
     2. its block asks for weighted sums, or             waits for a request
        iterates over the updates
     3. `broadcast_request`: operation, round, number    `receive_request`

@@ -123,14 +123,6 @@ class Group:
         for rank in self.members[1:] if self.rank == 0 else ():
             self.say(numbers, rank)
 
-    def gather_bytes(self, data: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """On the server every member's `data`, bytes of numbers; elsewhere []. sizes: on the server, of all members."""
-        if self.rank:
-            self.say(data, 0)
-            return []
-        others = zip(self.members[1:], sizes[1:], strict=True)
-        return [data, *(self.hear(torch.zeros(size, dtype=torch.uint8), rank) for rank, size in others)]
-
     def broadcast(self, tensor: Tensor) -> None:
         """Copy the server's payload into all others' `tensor`; its length and dtype must be agreed on.
 
