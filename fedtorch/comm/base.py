@@ -113,9 +113,17 @@ class Communicator(ABC):
             DeadlineError: a rank did not come within the timeout.
         """
 
-    def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
+    def barrier(
+        self,
+        phase: str,
+        *,
+        round: int,
+        stop: bool = False,
+        may_reopen: bool = False,
+        vector: Tensor | None = None,
+    ) -> bool:
         """Meet without messages; `stops`."""
-        self.meet(phase, round=round, stop=stop, may_reopen=may_reopen)
+        self.meet(phase, round=round, stop=stop, may_reopen=may_reopen, vector=vector)
         return self.stops
 
     @abstractmethod
@@ -128,12 +136,14 @@ class Communicator(ABC):
         answer: Answer = nothing,
         stop: bool = False,
         may_reopen: bool = False,
+        vector: Tensor | None = None,
     ) -> Met:
         """Wait until every rank is there, for hours if need be; sets `stops` on all ranks if any of them said `stop`.
 
         Goes on waiting for as long as the missing ranks give signs of life (`heartbeat`). messages: of this rank, to
         the server. answer: on the server, once all are there, unless one wants to stop. So a meeting takes one round
         trip, with messages both ways or without. may_reopen: let all know which lost ranks are back (`returned`).
+        vector: what is broadcast first after it, whose length and dtype are compared here and not once more then.
 
         Raises:
             DeadlineError: on every rank, naming the rank that was silent for the timeout, or has left, and what it

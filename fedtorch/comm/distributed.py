@@ -83,6 +83,7 @@ class DistributedCommunicator(Communicator):
         self._group = self._make_group()
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
+        self._agreed = ""  # the broadcast on which all ranks agreed when they met
         self._early: Early | None = None
         self._shared: frozenset[int] | None = None  # ranks without a GPU of their own; None: not known
         self._liveness.beat()
@@ -192,12 +193,14 @@ class DistributedCommunicator(Communicator):
         answer: Answer = nothing,
         stop: bool = False,
         may_reopen: bool = False,
+        vector: Tensor | None = None,
     ) -> Met:
         """Meet over the links; no collective is under way meanwhile. Remembers who reported whom."""
         self._liveness.beat(phase=f"wait for {phase}", round=round, client="", step=0)
         words = waiting(self._store, self.lost) if self.is_server and may_reopen else {}
         sequence, num_clients = self._rendezvous.next, len(self.names)
         mine = mail.Mail(self.meter, self.rank, round=round, sequence=sequence, num_clients=num_clients)
+        self._agreed = "" if vector is None else self._next_broadcast(vector)
         found: list[tuple[int, Packet]] = []
         gathered: list[Packet] = []
 
@@ -212,6 +215,7 @@ class DistributedCommunicator(Communicator):
             stop=stop,
             allow_loss=self._recovers,
             returned=list(words),
+            then=self._agreed,
             mail=mine.pack(messages),
             answer=on_server,
         )
@@ -265,7 +269,11 @@ class DistributedCommunicator(Communicator):
 
     def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
         """Send the server's vectors to all ranks, over the process group."""
-        self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
+        if self._agreed == self._next_broadcast(flat):
+            self._group.enter(Op.BROADCAST)
+        else:
+            self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
+        self._agreed = ""
         if not self.vector.is_shared(flat):
             self._group.broadcast(flat)
         copies = (len(self.names) if clients is None else clients) if self.is_server else 0
@@ -276,6 +284,9 @@ class DistributedCommunicator(Communicator):
     def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """Send the server's packets to all ranks."""
         return mail.broadcast(self._group, self.meter, messages, round=round, num_clients=len(self.names))
+
+    def _next_broadcast(self, flat: Tensor) -> str:
+        return f"operation {self._group.sequence + 1}, a broadcast of {flat.numel()} numbers of {flat.dtype}"
 
     def scatter_packets(self, messages: Mapping[int, Sequence[Packet]], *, round: int) -> list[Packet]:
         """Send to each rank its own packets."""

@@ -67,6 +67,7 @@ class LocalCommunicator(Communicator):
         answer: Answer = nothing,
         stop: bool = False,
         may_reopen: bool = False,
+        vector: Tensor | None = None,
     ) -> Met:
         """Encode the messages and decode them again, so that what cannot travel fails here too."""
         self.stops = stop

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from torch import Tensor
+
 from fedtorch.comm.base import Answer, Met, nothing
 from fedtorch.comm.wire import Packet
 from fedtorch.core.errors import CollectiveFailed, DeadlineError, QuorumError
@@ -45,10 +47,11 @@ class Membership:
         """client of a lost worker -> the first round that is drawn without it"""
         self._lost_ranks: frozenset[int] = frozenset()
 
-    def barrier(self, phase: str, *, may_stop: bool = True) -> None:
-        """Wait for all ranks. Raises: see `meet`."""
+    def barrier(self, phase: str, *, may_stop: bool = True, vector: Tensor | None = None) -> None:
+        """Wait for all ranks. vector: what is broadcast first after it, if anything. Raises: see `meet`."""
         may_reopen = phase == "broadcast" and self.progress.is_training
-        self.meet(phase, partial(self.comm.barrier, phase, may_reopen=may_reopen), may_stop=may_stop)
+        meeting = partial(self.comm.barrier, phase, may_reopen=may_reopen, vector=vector)
+        self.meet(phase, meeting, may_stop=may_stop)
 
     def exchange(
         self, phase: str, messages: Sequence[Packet] = (), answer: Answer = nothing, *, may_stop: bool = True

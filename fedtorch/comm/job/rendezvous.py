@@ -83,6 +83,7 @@ class Rendezvous:
         ok: bool = True,
         allow_loss: bool = False,
         returned: Sequence[int] = (),
+        then: str = "",
         mail: bytes = b"",
         answer: Answer = nothing,
     ) -> tuple[dict[str, Any], bytes]:
@@ -90,10 +91,11 @@ class Rendezvous:
 
         allow_loss: ranks that have ended, left or are silent for the timeout are left out instead of being an error.
         returned: on the server, lost ranks that are back; on all ranks in the verdict.
+        then: what all ranks do next, which is compared as the phase is.
         mail: bytes that go with this rank's note. answer: on the server, makes of every present rank's mail the bytes
         that go with the verdict, which are returned on all ranks; not called if a rank said `stop`.
         """
-        note = {"phase": phase, "round": round, "stop": stop, "ok": ok}
+        note = {"phase": phase, "round": round, "then": then, "stop": stop, "ok": ok}
 
         def decide(notes: Notes) -> dict[str, Any]:
             return {**_agree(notes), "returned": list(returned)}
@@ -234,7 +236,7 @@ def _raise_or_return(verdict: dict[str, Any], rank: int) -> dict[str, Any]:
 def _agree(notes: Notes) -> dict[str, Any]:
     """Stop if anybody wants to; ok if all are; an error if they did not come for the same thing."""
     for rank, note in notes.items():
-        if (note.get("phase"), note.get("round")) != (notes[0]["phase"], notes[0]["round"]):
+        if any(note.get(field) != notes[0][field] for field in ("phase", "round", "then")):
             return _preflight_error(
                 f"rank {rank} came for {_purpose(note)} and the server for {_purpose(notes[0])}: "
                 f"they do not run the same steps"
@@ -243,7 +245,9 @@ def _agree(notes: Notes) -> dict[str, Any]:
 
 
 def _purpose(note: dict[str, Any]) -> str:
-    return f"phase {note['phase']} of round {note['round']}" if "phase" in note else "preflight"
+    if "phase" not in note:
+        return "preflight"
+    return f"phase {note['phase']} of round {note['round']}" + (f", then {note['then']}," if note["then"] else "")
 
 
 def _compare(facts: dict[int, dict[str, str]], labels: Mapping[int, str]) -> dict[str, Any]:

@@ -69,7 +69,6 @@ class Group:
         self._staging: Staging | None = None
         self._left_to_send, self._transfers = 0, set[Transfer]()
         self._sockets: Direct | None = None
-        self._sent = ""  # the store's key of the last payload that has left
         self._payload: Transport | None = None
 
     def stage(self, staging: Staging | None) -> None:
@@ -97,9 +96,7 @@ class Group:
         Raises:
             PreflightError: on all ranks; names the rank, what differs and both values.
         """
-        self.sequence += 1
-        doing: dict[str, Any] = {"round": round} if round else {}  # a broadcast has none; keep the last
-        self.liveness.beat(phase=op.name.lower(), client="", **doing)
+        self._begin(op, round)
         compared = (MAGIC, op, self.sequence, round, length, DTYPES.index(dtype), problem)
         mine = torch.tensor([*compared, num_bytes], dtype=torch.int64)
         rows = [row.tolist() for row in self.gather_numbers(mine)]
@@ -111,10 +108,23 @@ class Group:
         if rank >= 0:
             self.drop()
             raise PreflightError(describe(self.members[rank], place, theirs, instead_of, servers))
+        self._end_of_header(num_bytes)
+        return [row[-1] for row in (rows if self.rank == 0 else [servers])]
+
+    def enter(self, op: Op) -> None:
+        """Enter an operation of payload alone, on which all members have agreed when they met."""
+        self._begin(op, 0)
+        self._end_of_header(0)
+
+    def _begin(self, op: Op, round: int) -> None:
+        self.sequence += 1
+        doing: dict[str, Any] = {"round": round} if round else {}  # a broadcast has none; keep the last
+        self.liveness.beat(phase=op.name.lower(), client="", **doing)
+
+    def _end_of_header(self, num_bytes: int) -> None:
         self._left_to_send = num_bytes
         if self._payload is None:
             self._guard(self._connect_payload)
-        return [row[-1] for row in (rows if self.rank == 0 else [servers])]
 
     def broadcast_numbers(self, numbers: Tensor) -> None:
         """Copy the server's numbers into all others'; their count and dtype must be known."""
@@ -241,22 +251,15 @@ class Group:
             raise PreflightError(f"a payload of rank {self.members[place]} {DAMAGED} at rank {self.rank}")
 
     def _let_server_go_first(self, num_bytes: int) -> None:
-        """Between machines: wait until a long payload has left the server, which is alive meanwhile.
+        """Between machines: wait for what follows a long payload; the server is alive meanwhile.
 
-        Whoever has all of it would else wait for the server's next numbers while a slow wire still brings the payload
-        to others, and gloo gives numbers a time limit.
+        Whoever has all of it would else wait with a time limit while a slow wire still brings the payload to others.
         """
-        if not self.store.spans_hosts or num_bytes <= PIECE_BYTES:
-            return
-        key = f"sent/{self.generation}/{self.sequence}"
-        if self.rank == 0:
-            self.store.set(key, "")
-            self.store.delete([self._sent] if self._sent else [])  # all have come here since
-            self._sent = key
+        if self.rank == 0 or not self.store.spans_hosts or num_bytes <= PIECE_BYTES:
             return
 
         def watch() -> None:
-            while not self.store.wait([key], min(1.0, self.liveness.timeout_s / 4)):
+            while not self.liveness.links.wait(self._topic, [0], min(1.0, self.liveness.timeout_s / 4)):
                 self._watch()
 
         self._guard(watch)
