@@ -1,4 +1,4 @@
-"""A process that ends is noticed by its closed connection; strangers on the port are not let in."""
+"""What is sent comes whole and in order, a process that ends is noticed, and strangers on the port are not let in."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from fedtorch.comm.job.links import Links
+from fedtorch.comm.job.signing import Signature
 from fedtorch.comm.job.store import Store
 from fedtorch.core.errors import PreflightError
 
@@ -85,3 +86,71 @@ def test_a_server_that_is_not_at_the_address_is_an_error_with_advice(store: Stor
         store.set("links", f"{sock.getsockname()[1]} {'00' * 16}")
         with pytest.raises(PreflightError, match="needs rank 0 on the machine that MASTER_ADDR names"):
             Links.open(store, 1, "127.0.0.1")
+
+
+def test_what_is_sent_comes_in_order_by_topic_and_rank(store: Store) -> None:
+    server = Links.open(store, 0, "127.0.0.1")
+    one, two = (Links.open(store, rank, "127.0.0.1") for rank in (1, 2))
+    long = os.urandom(3_000_000)  # more than is read at once
+    for data in (b"first", long, b""):
+        one.send(0, "numbers", data)
+    one.send(0, "meeting", b"note")
+    two.send(0, "numbers", b"another's")
+    assert server.wait("numbers", [1, 2], 5) and server.wait("meeting", [1], 5)
+    assert not server.wait("meeting", [1, 2], 0.0)
+    assert [server.take("numbers", 1, 5.0) for _ in range(3)] == [b"first", long, b""]
+    assert (server.take("meeting", 1), server.take("numbers", 2)) == (b"note", b"another's")
+    with pytest.raises(RuntimeError, match="no numbers came from rank 1 for 0.05 s"):
+        server.take("numbers", 1, 0.05)
+    server.send(2, "numbers", b"answer")
+    assert two.take("numbers", 0, 5.0) == b"answer" and not one.wait("numbers", [0], 0.05)
+    for links in (one, two, server):
+        links.close()
+
+
+def test_who_waits_hears_that_another_one_has_left_the_topic_or_is_gone(store: Store) -> None:
+    server = Links.open(store, 0, "127.0.0.1")
+    one, two = (Links.open(store, rank, "127.0.0.1") for rank in (1, 2))
+    one.send(0, "numbers0", b"last")
+    one.end("numbers0")
+    assert server.take("numbers0", 1, 5.0) == b"last", "what came before counts"
+    with pytest.raises(RuntimeError, match="rank 1 has left the exchange"):
+        server.take("numbers0", 2, 30.0)
+    two.send(0, "numbers1", b"another topic goes on")
+    assert server.take("numbers1", 2, 5.0)
+    two.close()
+    with pytest.raises(RuntimeError, match="the connection to rank 2 was closed by its side"):
+        server.take("numbers1", 2, 30.0)
+    server.send(2, "numbers1", b"to nobody")
+    for links in (one, server):
+        links.close()
+
+
+@pytest.mark.parametrize("secret", ["another secret of a job", ""])
+def test_who_knows_the_token_but_not_the_secret_is_not_let_in(secret: str) -> None:
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = Store(lambda: agent, 5.0, "here", Signature("the secret of this job", "job/0"))
+    server = Links.open(store, 0, "127.0.0.1")
+    port, token = store.get("links").split()
+    said = Signature(secret, "job/0").sign("hello/1", token)
+    with socket.create_connection(("127.0.0.1", int(port))) as sock:
+        sock.settimeout(5)
+        sock.sendall(frame("hello/1", said.encode()) + frame("numbers", b"forged"))
+        assert closes(sock)
+    friend = Links.open(store, 1, "127.0.0.1")
+    friend.send(0, "numbers", b"true")
+    assert server.take("numbers", 1, 5.0) == b"true"
+    with socket.create_connection(("127.0.0.1", int(port))) as sock:  # as recorded; the rank is there already
+        sock.settimeout(5)
+        sock.sendall(frame("hello/1", store.signature.sign("hello/1", token).encode()))
+        assert closes(sock)
+    assert list(server._peers.values()) == [1]
+    friend.close()
+    server.close()
+
+
+def closes(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except ConnectionError:
+        return True
