@@ -31,7 +31,7 @@ from benchmarks.command import console_of, parser_of, write_figures
 from benchmarks.wires import Machine, why_not
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY = {"trips": [1.0], "rounds": 3, "ranks": 2}
+TINY = {"rounds": 3, "ranks": 2}
 KINDS = {
     "plain": ["eval.every=0", "checkpoint.every=1000"],
     "full": ["eval.every=1", "checkpoint.every=1"],
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trips", type=float, nargs="+", default=[1.0, 50.0, 300.0], help="milliseconds")
     parser.add_argument("--rounds", type=int, default=6, help="of each job")
     parser.add_argument("--ranks", type=int, default=3, help="the server and its workers")
-    parser.add_argument("--tiny", action="store_true", help="one short wire: does it run?")
+    parser.add_argument("--tiny", action="store_true", help="few rounds of two ranks: does it run?")
     args = parser.parse_args(arguments)
     if args.tiny:
         vars(args).update(TINY)

@@ -15,6 +15,7 @@ import struct
 import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from typing_extensions import Self
 
@@ -46,7 +47,7 @@ class Links:
         """listener, token: on the server. probes: may TCP find out by itself that a machine is gone?"""
         self.ended = set()
         self._store, self._token, self._probes = store, token, probes
-        self._listener, self._peers = listener, dict[socket.socket, int]()
+        self._listener, self._peers, self._socks = listener, dict[socket.socket, int](), dict[int, socket.socket]()
         self._came: defaultdict[tuple[str, int], deque[bytes]] = defaultdict(deque)
         self._over: dict[str, int] = {}  # topic -> rank that has ended it
         self._changed, self._sending = threading.Condition(), threading.Lock()
@@ -95,18 +96,18 @@ class Links:
 
     def send(self, rank: int, topic: str, data: bytes) -> None:
         """Send to the server, or from it to a worker; nothing where that one is gone, which the waiting finds out."""
-        name = topic.encode()
-        sock = next((sock for sock, other in tuple(self._peers.items()) if other == rank), None)
+        name, sock = topic.encode(), self._socks.get(rank)
+        if sock is None:
+            return
         try:
-            if sock is not None:
-                with self._sending:
-                    sock.sendall(_HEAD.pack(len(data), len(name)) + name + data)
-        except OSError:  # closed, or full for as long as a rank may be silent
-            pass
+            with self._sending:
+                sock.sendall(_HEAD.pack(len(data), len(name)) + name + data)
+        except OSError:  # closed, or full for as long as a rank may be silent: then a part of it has left
+            _shut(sock)
 
     def end(self, topic: str) -> None:
         """This rank takes no more part in the topic; who waits for it there is told."""
-        for rank in tuple(self._peers.values()):
+        for rank in tuple(self._socks):
             self.send(rank, f"{_END}{topic}", b"")
 
     def wait(self, topic: str, ranks: Sequence[int], limit_s: float) -> bool:
@@ -142,10 +143,7 @@ class Links:
         """Close the connections."""
         self._is_closed = True
         for sock in (*tuple(self._peers), *([self._listener] if self._listener else [])):
-            try:
-                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
-            except OSError:
-                pass
+            _shut(sock)
 
     def _start(self) -> None:
         threading.Thread(target=self._watch, name="fedtorch-links", daemon=True).start()
@@ -161,6 +159,7 @@ class Links:
                     self._drop(sock)
         for sock in (*tuple(self._buffers), *([self._listener] if self._listener else [])):
             sock.close()
+        self._selector.close()
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -181,13 +180,15 @@ class Links:
         if sock not in self._buffers:
             self._buffers[sock] = bytearray()
             self._selector.register(sock, selectors.EVENT_READ)
-        self._peers[sock] = rank
+        self._peers[sock], self._socks[rank] = rank, sock
 
     def _drop(self, sock: socket.socket) -> None:
         self._selector.unregister(sock)
         sock.close()
         del self._buffers[sock]
         rank = self._peers.pop(sock, None)
+        if rank is not None:
+            del self._socks[rank]
         if rank is not None and not self._is_closed:
             with self._changed:
                 self.ended.add(rank)
@@ -238,6 +239,12 @@ class Links:
             return False
         self._let_in(sock, int(told[1]))
         return True
+
+
+def _shut(sock: socket.socket) -> None:
+    """Wake the thread, which closes it."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _enable_keepalive(sock: socket.socket) -> None:

@@ -4,6 +4,7 @@ All ranks enter `Communicator.open_updates`. Nothing is sent that the server has
 comes next.
 
        the server (`server_updates`)                    every other rank (`local_updates`)
+    1. has accepted updates                             has its own at hand
     2. its block asks for weighted sums, or             waits for a request
        iterates over the updates
     3. `broadcast_request`: operation, round, number    `receive_request`
