@@ -20,8 +20,8 @@ from benchmarks.adapter_rules import main as adapter_rules_main
 from benchmarks.clients import main as clients_main
 from benchmarks.exchanges import main as exchanges_main
 from benchmarks.large_adapter import main as large_adapter_main
-from benchmarks.lengths import main as lengths_main
 from benchmarks.latency import main as latency_main
+from benchmarks.lengths import main as lengths_main
 from benchmarks.machines import main as machines_main
 from benchmarks.many_rows import main as many_rows_main
 from benchmarks.measured import time_plain, time_runner
