@@ -1,4 +1,4 @@
-"""Networks of known bandwidth on one machine: a namespace of its own, whose loopback carries so much and no more."""
+"""Networks of known bandwidth or length on one machine: namespaces of their own, and wires between them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class Machine:
         """address: on the wire that `connect` lays."""
         self.address = address
         self._holder: subprocess.Popen[str] | None = None
+        self._wires: list[subprocess.Popen[str]] = []
         self._pid = 0
 
     def __enter__(self) -> Machine:
@@ -61,6 +62,9 @@ class Machine:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for wire in self._wires:
+            wire.kill()
+            wire.communicate()
         if self._holder is not None:
             os.kill(self._pid, signal.SIGKILL)  # with it the kernel ends all that is in its process namespace
             self._holder.communicate()
@@ -78,6 +82,20 @@ class Machine:
             limit = f"tc qdisc add dev wire root tbf rate {round(gbit * 1e6)}kbit burst {burst} latency 50ms"
             up = f"ip addr add {machine.address}/24 dev wire && ip link set wire up && {limit}"
             subprocess.run(machine.command(["sh", "-ec", up]), check=True)
+
+    def connect_far(self, other: Machine, milliseconds: float) -> None:
+        """Lay a wire to another machine on which a packet takes so long, in each direction.
+
+        Raises:
+            RuntimeError: there can be no such wire here: it needs TUN devices.
+        """
+        words = [str(word) for machine in (self, other) for word in (machine._pid, machine.address)]
+        command = [sys.executable, str(Path(__file__).with_name("far_wire.py")), *words, str(milliseconds)]
+        self._wires.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        carries = self._wires[-1].stdout
+        assert carries is not None
+        if carries.readline() != "ready\n":
+            raise RuntimeError("a wire between two namespaces could not be laid; it needs /dev/net/tun")
 
 
 def figures_over(gbit: str, program: str, words: Sequence[str]) -> Any:

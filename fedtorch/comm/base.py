@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import NamedTuple
 
 from torch import Tensor
 from typing_extensions import Self
@@ -31,11 +32,29 @@ from fedtorch.privacy.public_sum import Masking
 log = logging.getLogger(__name__)
 
 
+class Met(NamedTuple):
+    """Messages of a meeting."""
+
+    gathered: list[Packet]
+    """On the server all ranks', by client index (those of `NO_CLIENT` first, by rank); elsewhere none."""
+    answered: list[Packet]
+    """The server's, on all ranks."""
+
+
+Answer = Callable[[list[Packet]], Sequence[Packet]]
+"""On the server: what it says to what was gathered."""
+
+
+def nothing(_: list[Packet]) -> Sequence[Packet]:
+    """No answer."""
+    return ()
+
+
 class Communicator(ABC):
     """Moves weights, updates and numbers between the server (rank 0) and all ranks.
 
-    Every method is called by every rank in the same order, except where it says otherwise; only `barrier` and
-    `preflight` may be waited in for long, so every phase begins with a `barrier`. Tensors are flat CPU vectors.
+    Every method is called by every rank in the same order, except where it says otherwise; only `barrier`, `meet` and
+    `preflight` may be waited in for long, so every phase begins with one of them. Tensors are flat CPU vectors.
     When a method raises DeadlineError, PreflightError or FedtorchError the communicator cannot be used any more;
     leave it (`with` or `close`), which tells the other ranks at once, and end the process.
     """
@@ -53,7 +72,9 @@ class Communicator(ABC):
     has_ended: bool = False
     """Is this for ranks that missed the run's end alone, to hear of it?"""
     returned: frozenset[int] = frozenset()
-    """Those of them that are back, and wait for the others to join again; as the last `barrier` has found."""
+    """Those of them that are back, and wait for the others to join again; as the last meeting has found."""
+    stops: bool = False
+    """Did any rank want to stop at the last meeting?"""
     names: Names
     """The clients in manifest order; messages carry a client's place in it."""
     meter: Meter
@@ -92,17 +113,43 @@ class Communicator(ABC):
             DeadlineError: a rank did not come within the timeout.
         """
 
-    @abstractmethod
-    def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
-        """Wait until every rank is there, for hours if need be; True on all ranks if any of them said `stop`.
+    def barrier(
+        self,
+        phase: str,
+        *,
+        round: int,
+        stop: bool = False,
+        may_reopen: bool = False,
+        vector: Tensor | None = None,
+    ) -> bool:
+        """Meet without messages; `stops`."""
+        self.meet(phase, round=round, stop=stop, may_reopen=may_reopen, vector=vector)
+        return self.stops
 
-        Goes on waiting for as long as the missing ranks give signs of life (`heartbeat`). may_reopen: let all know
-        which lost ranks are back (`returned`).
+    @abstractmethod
+    def meet(
+        self,
+        phase: str,
+        *,
+        round: int,
+        messages: Sequence[Packet] = (),
+        answer: Answer = nothing,
+        stop: bool = False,
+        may_reopen: bool = False,
+        vector: Tensor | None = None,
+    ) -> Met:
+        """Wait until every rank is there, for hours if need be; sets `stops` on all ranks if any of them said `stop`.
+
+        Goes on waiting for as long as the missing ranks give signs of life (`heartbeat`). messages: of this rank, to
+        the server. answer: on the server, once all are there, unless one wants to stop. So a meeting takes one round
+        trip, with messages both ways or without. may_reopen: let all know which lost ranks are back (`returned`).
+        vector: what is broadcast first after it, whose length and dtype are compared here and not once more then.
 
         Raises:
             DeadlineError: on every rank, naming the rank that was silent for the timeout, or has left, and what it
                 was doing. On a worker also when the server is silent.
-            PreflightError: on every rank, if they came for different phases or rounds.
+            PreflightError: on every rank, if they came for different phases or rounds, a message is damaged or two are
+                of the same client and kind.
         """
 
     def refuse(self, told: str, code: int) -> None:  # noqa: B027  # nobody else is there
@@ -140,13 +187,9 @@ class Communicator(ABC):
         all of them together get of it, if not all get all.
         """
 
-    @abstractmethod
     def gather(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
-        """On the server all ranks' messages by client index (those of `NO_CLIENT` first, by rank); elsewhere [].
-
-        Raises:
-            PreflightError: on the server, if a message is damaged or two are of the same client and kind.
-        """
+        """Meet with messages to the server; see `Met.gathered`."""
+        return self.meet("gather", round=round, messages=messages).gathered
 
     @abstractmethod
     def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
@@ -215,11 +258,12 @@ class Communicator(ABC):
     def close(self) -> None:
         """Leave in good order, together with the other ranks; does nothing the second time."""
 
-    def gather_reports(self, reports: Sequence[Report], *, round: int) -> list[Report]:
-        """On the server all ranks' reports in manifest order; elsewhere []."""
+    def gather_reports(self, reports: Sequence[Report], *, round: int, stop: bool = False) -> list[Report]:
+        """Meet with reports; on the server all ranks' in manifest order; elsewhere []. stop: see `meet`."""
         self.faults("header", round=round)
         messages = [report_to_packet(report, self.names.place(report.client)) for report in reports]
-        return [packet_to_report(message, self.names) for message in self.gather(messages, round=round)]
+        gathered = self.meet("gather", round=round, messages=messages, stop=stop).gathered
+        return [packet_to_report(message, self.names) for message in gathered]
 
     def __enter__(self) -> Self:
         return self

@@ -16,10 +16,10 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fedtorch.comm import mail
-from fedtorch.comm.base import Communicator
+from fedtorch.comm.base import Answer, Communicator, Met, nothing
 from fedtorch.comm.job.addresses import bind, check_master
 from fedtorch.comm.job.arrivals import SharedArrivals
-from fedtorch.comm.job.disconnect import DisconnectMonitor
+from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.liveness import Liveness
 from fedtorch.comm.job.rejoin import join_job, let_in, waiting
 from fedtorch.comm.job.rendezvous import Rendezvous
@@ -70,17 +70,20 @@ class DistributedCommunicator(Communicator):
         store, self.rank, self.size = member.store, member.rank, member.size
         self._store, self._options, self.arrivals = store, options, SharedArrivals(store)
         self.staging, self._groups, self._failures, self._is_closed, self._recovers = None, 0, 0, False, False
-        self._liveness = Liveness(store, self.rank, self.size, store.timeout_s, options.stacks, options.disconnects)
+        self._liveness = Liveness(
+            store, options.links, self.rank, self.size, store.timeout_s, options.stacks, sees_ends=options.recovers
+        )
         self.member, self.lost, self.has_ended = member, member.entry.lost, member.entry.is_over
         self.vector = MappedVector(lambda: self._group, lambda: store.shares_memory)
         self.memory = UpdateMemory(lambda: store.shares_memory and self.size > 1 and self.staging is None)
         self._liveness.forget(self.lost)
-        self._rendezvous = Rendezvous(store, self._liveness)
+        self._rendezvous = Rendezvous(store, options.links, self._liveness)
         hosts = member.hosts_store
         self._shutdown = Shutdown(store, self._liveness, self._rendezvous, hosts, options.grace_s, self._drop)
         self._group = self._make_group()
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
+        self._agreed = ""  # the broadcast on which all ranks agreed when they met
         self._early: Early | None = None
         self._shared: frozenset[int] | None = None  # ranks without a GPU of their own; None: not known
         self._liveness.beat()
@@ -116,11 +119,10 @@ class DistributedCommunicator(Communicator):
         network = network or Network()
         check_master(os.environ, trusts=network.trusted)
         member = member or join_job(os.environ, timeout_s, secret, network.start_s, network.why_no_return, network.who)
-        disconnects, member.store.ports = None, network.ports
-        if recovers and member.size > 1:
-            disconnects = DisconnectMonitor.open(member.store, member.rank, os.environ["MASTER_ADDR"])
+        member.store.ports = network.ports
+        links = Links.open(member.store, member.rank, os.environ["MASTER_ADDR"], probes=recovers)
         backend, own = "gloo" if recovers else backend, device or torch.device("cpu")
-        joined = cls(names, member, CommOptions(exchange, stacks, disconnects, backend, own, grace_s))
+        joined = cls(names, member, CommOptions(links, recovers, exchange, stacks, backend, own, grace_s))
         joined._liveness.labels, member.store.shares_memory = network.labels(member.entry.hosts), network.shares_memory
         with ExitStack() as left:
             left.push(joined)  # which tells the others of an error
@@ -162,7 +164,7 @@ class DistributedCommunicator(Communicator):
             if not self._where_trial_failed():  # else it failed there first
                 self._store.set(_TRIAL, f"rank {self.rank}")
             log.warning("a first sum from GPU to GPU over NCCL failed on rank %d: %s", self.rank, problem)
-        if self._rendezvous.barrier("trial of nccl", 0, ok=not problem)["ok"]:
+        if self._rendezvous.barrier("trial of nccl", 0, ok=not problem)[0]["ok"]:
             self.stage(Staging("nccl", device, pin=True))
             return True
         if self._options.backend == "nccl":
@@ -182,28 +184,60 @@ class DistributedCommunicator(Communicator):
         self.staging = staging
         self._group.stage(staging)
 
-    def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
-        """Meet through the store; no collective is under way meanwhile."""
+    def meet(
+        self,
+        phase: str,
+        *,
+        round: int,
+        messages: Sequence[Packet] = (),
+        answer: Answer = nothing,
+        stop: bool = False,
+        may_reopen: bool = False,
+        vector: Tensor | None = None,
+    ) -> Met:
+        """Meet over the links; no collective is under way meanwhile. Remembers who reported whom."""
         self._liveness.beat(phase=f"wait for {phase}", round=round, client="", step=0)
         words = waiting(self._store, self.lost) if self.is_server and may_reopen else {}
-        verdict = self._rendezvous.barrier(phase, round, stop=stop, allow_loss=self._recovers, returned=list(words))
-        self._words, self.returned = words, frozenset(verdict["returned"])
+        sequence, num_clients = self._rendezvous.next, len(self.names)
+        mine = mail.Mail(self.meter, self.rank, round=round, sequence=sequence, num_clients=num_clients)
+        self._agreed = "" if vector is None else self._next_broadcast(vector)
+        found: list[tuple[int, Packet]] = []
+        gathered: list[Packet] = []
+
+        def on_server(came: Mapping[int, bytes]) -> bytes:
+            found.extend(mine.gathered(came))
+            gathered.extend(self._sorted([message for _, message in found]))
+            return mine.answer(answer(gathered), len(came) - 1)
+
+        verdict, answered = self._rendezvous.barrier(
+            phase,
+            round,
+            stop=stop,
+            allow_loss=self._recovers,
+            returned=list(words),
+            then=self._agreed,
+            mail=mine.pack(messages),
+            answer=on_server,
+        )
+        self._words, self.returned, self.stops = words, frozenset(verdict["returned"]), bool(verdict["stop"])
         self._regroup(verdict["lost"])
-        return bool(verdict["stop"])
+        reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
+        self._places = reported or self._places
+        return Met(gathered, mine.answered(answered))
 
     def refuse(self, told: str, code: int) -> None:
         """Tell every rank that this one refuses the job, as the base class says."""
         self._rendezvous.refuse(told, code)
 
     def enable_loss_recovery(self) -> None:
-        """Go on without lost workers; without the connections that `recovers` asks for nothing changes."""
-        self._recovers = self._options.disconnects is not None
+        """Go on without lost workers; where `join` was not told `recovers` nothing changes."""
+        self._recovers = self._options.recovers
 
     def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
         """Find out who is lost; DeadlineError if collectives fail again and again: the network is at fault."""
         if not self._recovers:
             return is_done
-        verdict = self._rendezvous.barrier(f"after {phase}", round, ok=is_done, allow_loss=True)
+        verdict, _ = self._rendezvous.barrier(f"after {phase}", round, ok=is_done, allow_loss=True)
         is_done = bool(verdict["ok"])
         self._failures = 0 if is_done or verdict["lost"] else self._failures + 1
         if self._failures == _PATIENCE:
@@ -235,7 +269,11 @@ class DistributedCommunicator(Communicator):
 
     def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
         """Send the server's vectors to all ranks, over the process group."""
-        self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
+        if self._agreed == self._next_broadcast(flat):
+            self._group.enter(Op.BROADCAST)
+        else:
+            self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
+        self._agreed = ""
         if not self.vector.is_shared(flat):
             self._group.broadcast(flat)
         copies = (len(self.names) if clients is None else clients) if self.is_server else 0
@@ -243,16 +281,12 @@ class DistributedCommunicator(Communicator):
         logical = flat.nbytes * copies if numbers is None else numbers * flat.itemsize
         self.meter.count("down", "broadcast", logical=logical, messages=copies, physical=sent)
 
-    def gather(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
-        """Collect packets at the server: sizes first, then one byte string per rank; remembers who reported whom."""
-        found = mail.gather(self._group, self.meter, messages, round=round, num_clients=len(self.names))
-        reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
-        self._places = reported or self._places
-        return self._sorted([message for _, message in found])
-
     def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """Send the server's packets to all ranks."""
         return mail.broadcast(self._group, self.meter, messages, round=round, num_clients=len(self.names))
+
+    def _next_broadcast(self, flat: Tensor) -> str:
+        return f"operation {self._group.sequence + 1}, a broadcast of {flat.numel()} numbers of {flat.dtype}"
 
     def scatter_packets(self, messages: Mapping[int, Sequence[Packet]], *, round: int) -> list[Packet]:
         """Send to each rank its own packets."""
@@ -271,7 +305,6 @@ class DistributedCommunicator(Communicator):
         self, local: UpdateBuffer, accepted: Sequence[Report], *, round: int, secret: bool = False
     ) -> Iterator[AcceptedUpdates | None]:
         """Open the round's updates by the protocol of `comm.sums.aggregation`."""
-        self._group.agree(Op.AGGREGATE, round=round, length=local.size, dtype=local.dtype)
         aggregation = replace(self._aggregation(local, round), is_secret=secret)
         if not self.is_server:
             answer_requests(aggregation)

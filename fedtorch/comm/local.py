@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fedtorch.comm.base import Communicator
+from fedtorch.comm.base import Answer, Communicator, Met, nothing
 from fedtorch.comm.sparse.messages import count_replicated
 from fedtorch.comm.sparse.peers import Alone
 from fedtorch.comm.sums.accepted import AcceptedUpdates
@@ -58,9 +58,24 @@ class LocalCommunicator(Communicator):
     def preflight(self, facts: Mapping[str, str]) -> None:
         """Nothing to compare with."""
 
-    def barrier(self, phase: str, *, round: int, stop: bool = False, may_reopen: bool = False) -> bool:
-        """`stop`."""
-        return stop
+    def meet(
+        self,
+        phase: str,
+        *,
+        round: int,
+        messages: Sequence[Packet] = (),
+        answer: Answer = nothing,
+        stop: bool = False,
+        may_reopen: bool = False,
+        vector: Tensor | None = None,
+    ) -> Met:
+        """Encode the messages and decode them again, so that what cannot travel fails here too."""
+        self.stops = stop
+        packed = [encode(message, round=round, sequence=0) for message in messages]
+        self.meter.count("up", "gather", logical=sum(map(len, packed)), messages=len(packed))
+        gathered = [decode(data, round=round, sequence=0, num_clients=len(self.names)) for data in packed]
+        gathered = self._sorted(gathered)
+        return Met(gathered, self.broadcast_packets(() if stop else answer(gathered), round=round))
 
     def enable_loss_recovery(self) -> None:
         """Nobody can be lost."""
@@ -74,12 +89,6 @@ class LocalCommunicator(Communicator):
         clients = len(self.names) if clients is None else clients
         logical = flat.nbytes * clients if numbers is None else numbers * flat.itemsize
         self.meter.count("down", "broadcast", logical=logical, messages=clients)
-
-    def gather(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
-        """The messages by client index, encoded and decoded, so that what cannot travel fails here too."""
-        packed = [encode(message, round=round, sequence=0) for message in messages]
-        self.meter.count("up", "gather", logical=sum(map(len, packed)), messages=len(packed))
-        return self._sorted([decode(data, round=round, sequence=0, num_clients=len(self.names)) for data in packed])
 
     def broadcast_packets(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:
         """Encode the packets and decode them again."""

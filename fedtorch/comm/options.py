@@ -8,7 +8,7 @@ from typing import IO
 
 import torch
 
-from fedtorch.comm.job.disconnect import DisconnectMonitor
+from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.ports import Ports
 from fedtorch.comm.sums.sum_ways import Exchange
 from fedtorch.comm.transport.backend import Choice
@@ -46,14 +46,16 @@ class Network:
 
 @dataclass(frozen=True)
 class CommOptions:
-    """CommOptions of a communicator, alike on all ranks but for `stacks`, `disconnects` and `device`."""
+    """CommOptions of a communicator, alike on all ranks but for `links`, `stacks` and `device`."""
 
+    links: Links
+    """Connections between the server and the workers."""
+    recovers: bool = False
+    """Does the end of a connection tell of a lost rank, without which the run can go on?"""
     exchange: Exchange = "auto"
     """How weighted sums travel; the result is the same."""
     stacks: IO[str] | None = None
     """An open file for the stacks of this rank's threads, should it be silent or crash."""
-    disconnects: DisconnectMonitor | None = None
-    """Connections that tell of a lost rank, where the run can go on without it."""
     backend: Choice = "auto"
     """Of payloads."""
     device: torch.device = torch.device("cpu")

@@ -42,7 +42,7 @@ def probe(*, small: bool) -> dict[str, Any]:
         number = iter(range(1 << 30))
         found: dict[str, Any] = {"rank": comm.rank}
         found["meeting"] = timed(lambda: comm.barrier("probe", round=next(number)), _SMALL)
-        found["header"] = timed(lambda: comm.gather((), round=1), _SMALL)
+        found["header"] = timed(lambda: comm.broadcast_packets((), round=1), _SMALL)
         if not small:
             vector = torch.rand(_NUMBERS)
             comm.broadcast(vector)  # connects, and touches the memory

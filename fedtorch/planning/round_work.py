@@ -82,22 +82,21 @@ class RoundWork:
         """Operations that begin with a header: rows of integers to the server, and its verdict."""
         if self.ranks == 1:
             return 0
-        broadcast = 1 if self.down_bytes else 0
-        if self.way in ("replicated", "allreduce"):
-            return 3
-        return broadcast + 3 + (self.clients if self.way == "star" else 1)
+        if self.way == "star":  # the choice is broadcast, and each message asked for
+            return 2 + self.clients
+        return 2
 
     @property
     def asides(self) -> int:
-        """Other small messages to or from all ranks: reports, decisions, requests, digests. Each is half a header."""
+        """Other small messages to or from all ranks: decisions, requests, digests. Each is half a header."""
         if self.ranks == 1:
             return 0
         others = {"star": 3 * self.clients + 2, "replicated": 3, "allreduce": 12}.get(self.way, 5)
-        return 2 + others
+        return 1 + others
 
     @property
     def meetings(self) -> int:
-        """Before the broadcast, and before reports are gathered."""
+        """Before the broadcast, with its header, and with the reports."""
         return 2 if self.ranks > 1 else 0
 
     def counted(self, rank: int) -> Counted:

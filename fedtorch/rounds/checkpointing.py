@@ -59,31 +59,21 @@ class Saving:
         self.finish()
 
     def agree(self) -> None:
-        """The server tells all ranks whether the round is saved, where clients do not train and so no verdict says it.
-
-        Called right after a meeting: nobody waits for long in a collective.
-        """
+        """The server tells all ranks whether the round is saved, where no client trains and so no verdict says it."""
         context = self.context
         if context.schedule.every is None:
             word = [context.message("decision", numbers=context.schedule.word())] if context.comm.is_server else []
-            (told,) = context.members.retry_on_loss(
-                "saving", lambda: context.comm.broadcast_packets(word, round=context.round)
-            )
+            (told,) = context.members.exchange("saving", answer=lambda _: word, may_stop=False).answered
             context.schedule.hear(told.numbers)
 
     def begin(self) -> None:
         """The workers write the states of their clients."""
         context, members, schedule = self.context, self.context.members, self.context.schedule
         with context.timed("checkpoint"):
-            members.barrier("checkpoint", may_stop=False)
             self._began = schedule.clock()
             bring_home(context)
             written = {name: _write_client(context, name) for name in context.store.dirty()}
-            members.barrier("files", may_stop=False)  # writing may take long, and nobody waits for long in a collective
-            messages = _messages(context, written)
-            self._gathered = list(
-                members.retry_on_loss("files", lambda: context.comm.gather(messages, round=context.round))
-            )
+            self._gathered = members.exchange("files", _messages(context, written), may_stop=False).gathered
             self._seconds = schedule.clock() - self._began
 
     def write(self, *, is_last: bool = False) -> None:
@@ -137,14 +127,12 @@ class Saving:
     def _answer(self) -> Packet:
         """The server's, on all ranks."""
         context, checkpoints = self.context, self.context.components.checkpoints
-        answer = []
-        if context.comm.is_server:
+
+        def answer(_: list[Packet]) -> list[Packet]:
             kept = {} if checkpoints.apart is None else {_OLDEST: min(folders(checkpoints.folder), default=0)}
-            answer = [context.message("decision", status=self._status, numbers=kept)]
-        context.members.barrier("saved", may_stop=False)
-        (answered,) = context.members.retry_on_loss(
-            "saved", lambda: context.comm.broadcast_packets(answer, round=context.round)
-        )
+            return [context.message("decision", status=self._status, numbers=kept)]
+
+        (answered,) = context.members.exchange("saved", answer=answer, may_stop=False).answered
         return answered
 
 
@@ -169,14 +157,12 @@ def restore(context: RoundContext, round: int, only: Collection[str] | None = No
             state = checkpoints.load_client(found, name, context.role.may_have)
             check_client(context, name, state, found.folder, round)
             context.store.put(name, state)
-    context.members.barrier("restored", may_stop=False)
     context.progress.round = round
     context.vectors.written()
     # what decides about the loop must be known to all
     common = {name: number for name, number in context.server.numbers.items() if name in DECIDING}
-    (answered,) = context.comm.broadcast_packets(
-        [context.message("decision", numbers=common)] if context.comm.is_server else [], round=round
-    )
+    told = [context.message("decision", numbers=common)]
+    (answered,) = context.members.exchange("restored", answer=lambda _: told, may_stop=False).answered
     context.server.numbers.update(answered.numbers)
 
 
@@ -185,7 +171,6 @@ def digest(context: RoundContext) -> str:
 
     On the server. Over the weights alone where clients are hidden.
     """
-    context.members.barrier("digest", may_stop=False)
     messages = []
     for name in () if context.mechanism.hides_clients else context.store.clients():
         if name in context.members.lost:
@@ -199,9 +184,7 @@ def digest(context: RoundContext) -> str:
             messages.append(context.message("numbers", name, lists={"words": words}))
     states = {
         f"client/{context.name(message)}": torch.tensor(message.lists["words"], dtype=torch.float64)
-        for message in context.members.retry_on_loss(
-            "digest", lambda: context.comm.gather(messages, round=context.round)
-        )
+        for message in context.members.exchange("digest", messages, may_stop=False).gathered
     }
     shared = {"weights": context.server.weights} if context.algorithm.exchanged_vectors else {}
     shared |= {name: tensor for name, tensor in context.server.tensors.items() if name in context.vectors.varying.held}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from fedtorch.comm.wire import Packet
 from fedtorch.core.client import ClientState
 from fedtorch.core.scores import LOSS
 from fedtorch.core.state_keys import BEST_ROUND, NOT_EVALUATED
@@ -14,6 +15,7 @@ from fedtorch.rounds.scoring import averages, chooses_by
 from fedtorch.tasks.base import Scores
 
 NO_ROUNDS: Mapping[str, int] = {}
+Answer = Callable[[Mapping[str, Scores]], Sequence[Packet]]
 
 
 class Evaluation:
@@ -59,11 +61,12 @@ class Evaluation:
         context, own = self.context, self._own or {}
         self._own = None
         with context.timed("evaluate"):
-            context.members.barrier("scores")  # the last chance to stop: from here on the evaluation counts
-            scores = self._gather(own)
+            # the last chance to stop: from here on the evaluation counts
+            scores, answered = self._gather(own, answer=self._choose)
             if self.by_client:
                 self._keep_own_best(own)
-            self._keep_best(scores)
+                answered = self._rest(scores)
+            self._keep_best(answered)
         return scores
 
     def at_the_end(self) -> dict[str, Scores]:
@@ -77,11 +80,10 @@ class Evaluation:
         self.take_best()
         with context.timed("evaluate"):
             own = self.scorer.scores(split, at_best=True)
-            context.members.barrier("scores")
             if context.config.eval.per_example:
                 self.each = self._gather_each(self.scorer.each)
             whole = {name: {**pairs, **received.get(name, {})} for name, pairs in own.items()}
-            return self._gather(whole, self._own_rounds(own))
+            return self._gather(whole, self._own_rounds(own))[0]
 
     def take_best(self) -> None:
         """The server's weights become the best ones, if there are such, on all ranks."""
@@ -101,8 +103,13 @@ class Evaluation:
         found = {name: BestModel(self.context.store.get(name)).round for name in names}
         return {name: round for name, round in found.items() if round is not None}
 
-    def _gather(self, own: Mapping[str, Scores], rounds: Mapping[str, int] = NO_ROUNDS) -> dict[str, Scores]:
-        """All clients' scores on the server; rounds: of this rank's clients, which it keeps in `self.rounds`."""
+    def _gather(
+        self, own: Mapping[str, Scores], rounds: Mapping[str, int] = NO_ROUNDS, answer: Answer | None = None
+    ) -> tuple[dict[str, Scores], Sequence[Packet]]:
+        """(all clients' scores on the server, what it answers to them, on all ranks).
+
+        rounds: of this rank's clients, which it keeps in `self.rounds`.
+        """
         context = self.context
         messages = [
             context.message(
@@ -113,13 +120,18 @@ class Evaluation:
             )
             for name, pairs in (own.items() if context.role.leads else ())
         ]
-        gathered = context.members.retry_on_loss("scores", lambda: context.comm.gather(messages, round=context.round))
+        gathered, answered = context.members.exchange(
+            "scores", messages, lambda gathered: () if answer is None else answer(self._scores(gathered))
+        )
         told = {context.name(message): message.numbers for message in gathered}
         for name, numbers in told.items():
             context.mechanism.heard(name, numbers, context.server)
         self.rounds = {name: int(numbers[BEST_ROUND]) for name, numbers in told.items() if BEST_ROUND in numbers}
+        return self._scores(gathered), answered
+
+    def _scores(self, gathered: Sequence[Packet]) -> dict[str, Scores]:
         return {
-            context.name(message): {metric: (pair[0], int(pair[1])) for metric, pair in message.lists.items()}
+            self.context.name(message): {metric: (pair[0], int(pair[1])) for metric, pair in message.lists.items()}
             for message in gathered
         }
 
@@ -129,26 +141,26 @@ class Evaluation:
             context.message("numbers", name, lists=values)
             for name, values in (own.items() if context.role.leads else ())
         ]
-        gathered = context.members.retry_on_loss("scores", lambda: context.comm.gather(messages, round=context.round))
+        gathered = context.members.exchange("scores", messages).gathered
         return {context.name(message): dict(message.lists) for message in gathered}
 
-    def _keep_best(self, scores: Mapping[str, Scores]) -> None:
-        """One best round for all, chosen by the server, and whether the run ends here."""
-        context, patience = self.context, self.context.config.eval.patience
-        is_best = context.comm.is_server and not self.by_client and self._offer(scores)
-        if self.by_client and patience is not None and self._all_have_stopped(scores, patience):
-            self.best.stop()
-        numbers = {"is_best": int(is_best), "stopped": int(self.best.has_stopped)}
-        answer = [context.message("decision", numbers=numbers)] if context.comm.is_server else []
-        (answered,) = context.members.retry_on_loss(
-            "best", lambda: context.comm.broadcast_packets(answer, round=context.round)
-        )
-        if answered.numbers["stopped"]:
-            self.best.stop()
-        if answered.numbers["is_best"]:
-            self.best.note_round(context.round)  # elsewhere too, see `ClientScorer.model`
-            for name in context.store.clients():
-                self._keep(name, context.store.get(name))
+    def _choose(self, scores: Mapping[str, Scores]) -> Sequence[Packet]:
+        """On the server: is this the best round for all, and does the run end here?"""
+        if self.by_client:
+            return ()
+        numbers = {"is_best": int(self._offer(scores)), "stopped": int(self.best.has_stopped)}
+        return [self.context.message("decision", numbers=numbers)]
+
+    def _keep_best(self, answered: Sequence[Packet]) -> None:
+        """Do as the server has chosen."""
+        context = self.context
+        for message in answered:
+            if message.numbers["stopped"]:
+                self.best.stop()
+            if message.numbers["is_best"]:
+                self.best.note_round(context.round)  # elsewhere too, see `ClientScorer.model`
+                for name in context.store.clients():
+                    self._keep(name, context.store.get(name))
 
     def _offer(self, scores: Mapping[str, Scores]) -> bool:
         """On the server: is this the best evaluation so far? Its weights are kept."""
@@ -171,24 +183,29 @@ class Evaluation:
         config = self.context.config.eval
         return best.offer(standing(self.metric, means), self.context.round, config.patience, config.ties)
 
-    def _all_have_stopped(self, scores: Mapping[str, Scores], patience: int) -> bool:
-        """On the server: has every client ceased to gain? Called by all ranks.
+    def _rest(self, scores: Mapping[str, Scores]) -> Sequence[Packet]:
+        """Where clients choose for themselves: does the run end here, as every one of them has ceased to gain?
 
         Every client that has a score; where nothing is exchanged, every one that trains: without a score it goes on.
         """
-        context = self.context
+        context, patience = self.context, self.context.config.eval.patience
+        if patience is None:
+            return ()
         resting = [
             context.message("numbers", name)
             for name in (context.store.clients() if context.role.leads else ())
             if BestModel(context.store.get(name)).without_gain >= patience
         ]
-        gathered = context.members.retry_on_loss("resting", lambda: context.comm.gather(resting, round=context.round))
-        found = {context.name(message) for message in gathered}
-        waited_for = {name for name, pairs in scores.items() if pairs.get(self.metric, (0.0, 0))[1]}
-        if not context.algorithm.exchanged_vectors:
-            lost = context.members.lost
-            waited_for = set(context.components.clients.without(lost).names())
-        return bool(waited_for) and waited_for <= found
+
+        def answer(gathered: Sequence[Packet]) -> Sequence[Packet]:
+            found = {context.name(message) for message in gathered}
+            waited_for = {name for name, pairs in scores.items() if pairs.get(self.metric, (0.0, 0))[1]}
+            if not context.algorithm.exchanged_vectors:
+                waited_for = set(context.components.clients.without(context.members.lost).names())
+            have_stopped = bool(waited_for) and waited_for <= found
+            return [context.message("decision", numbers={"is_best": 0, "stopped": int(have_stopped)})]
+
+        return context.members.exchange("resting", resting, answer, may_stop=False).answered
 
     def _keep_own_best(self, scores: Mapping[str, Scores]) -> None:
         """Every client's best round by its own dev score; a client that stopped gaining rests from then on."""

@@ -88,16 +88,19 @@ class ExchangedVectors:
 
     def broadcast(self, server_tensors: Mapping[str, Tensor]) -> None:
         """Send what can differ from what all ranks have, after a meeting. server_tensors: `ServerState.tensors`."""
-        self._members.barrier("broadcast")
-        if self._algorithm.exchanged_vectors and self._state is not _State.ALIKE:
-            self._send(server_tensors)
-            self._state = _State.ALIKE
-
-    def _send(self, server_tensors: Mapping[str, Tensor]) -> None:
-        round, places = self._members.progress.round, None
+        if not self._algorithm.exchanged_vectors or self._state is _State.ALIKE:
+            self._members.barrier("broadcast")
+            return
+        places = None
         if self._state is _State.STEPPED:
-            places = self._algorithm.places("broadcast", self._layout, "", round - 1)
+            places = self._algorithm.places("broadcast", self._layout, "", self._members.progress.round - 1)
         part = self.flat if places is None else places.take(self.flat)
+        self._members.barrier("broadcast", vector=part if part.numel() else None)
+        self._send(part, places, server_tensors)
+        self._state = _State.ALIKE
+
+    def _send(self, part: Tensor, places: Places | None, server_tensors: Mapping[str, Tensor]) -> None:
+        round = self._members.progress.round
         numbers = self._received_numbers(round, len(part))
 
         def send() -> dict[str, Tensor]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
+from torch import Tensor
+
+from fedtorch.comm.base import Answer, Met, nothing
+from fedtorch.comm.wire import Packet
 from fedtorch.core.errors import CollectiveFailed, DeadlineError, QuorumError
 from fedtorch.rounds.components import RunComponents
 
 log = logging.getLogger(__name__)
 
-Answer = TypeVar("Answer")
+Found = TypeVar("Found")
 
 
 class Stopped(Exception):
@@ -42,23 +47,34 @@ class Membership:
         """client of a lost worker -> the first round that is drawn without it"""
         self._lost_ranks: frozenset[int] = frozenset()
 
-    def barrier(self, phase: str, *, may_stop: bool = True) -> None:
-        """Wait for all ranks.
+    def barrier(self, phase: str, *, may_stop: bool = True, vector: Tensor | None = None) -> None:
+        """Wait for all ranks. vector: what is broadcast first after it, if anything. Raises: see `meet`."""
+        may_reopen = phase == "broadcast" and self.progress.is_training
+        meeting = partial(self.comm.barrier, phase, may_reopen=may_reopen, vector=vector)
+        self.meet(phase, meeting, may_stop=may_stop)
+
+    def exchange(
+        self, phase: str, messages: Sequence[Packet] = (), answer: Answer = nothing, *, may_stop: bool = True
+    ) -> Met:
+        """Wait for all ranks with messages to the server, and its answer. Raises: see `meet`."""
+        return self.meet(phase, partial(self.comm.meet, phase, messages=messages, answer=answer), may_stop=may_stop)
+
+    def meet(self, phase: str, meeting: Callable[..., Found], *, may_stop: bool = True) -> Found:
+        """Return what a meeting of all ranks returns, which is called with `round` and `stop`.
 
         Raises:
             Stopped: on all ranks, if any of them was asked to stop.
             Returned: on all ranks, before anything of a round was computed, if lost ranks are back.
         """
-        may_reopen = phase == "broadcast" and self.progress.is_training
-        wants_stop = may_stop and self.components.stop()
-        stop = self.comm.barrier(phase, round=self.progress.round, stop=wants_stop, may_reopen=may_reopen)
+        found = meeting(round=self.progress.round, stop=may_stop and self.components.stop())
         self.note_losses()
-        if stop and may_stop:
+        if self.comm.stops and may_stop:
             raise Stopped
         if self.comm.returned:
             raise Returned
+        return found
 
-    def retry_on_loss(self, phase: str, exchange: Callable[[], Answer]) -> Answer:
+    def retry_on_loss(self, phase: str, exchange: Callable[[], Found]) -> Found:
         """Return what `exchange` returns, a step made of collectives; with lost ranks it is done again without them.
 
         Where a worker is lost in it and the run goes on (`clients.on_loss`), the others do it again without that one.
@@ -66,7 +82,7 @@ class Membership:
         counts on all ranks or on none.
         """
         while True:
-            answer: list[Answer] = []
+            answer: list[Found] = []
             try:
                 answer.append(exchange())
             except CollectiveFailed as error:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedtorch.comm.sparse.allreduce import Reduced
 from fedtorch.comm.sparse.messages import Decode, Received, read_messages, sum_of_received
+from fedtorch.comm.wire import Packet
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.state_keys import BEST, SERVER_STEPS
 from fedtorch.core.update import Report
@@ -106,15 +107,15 @@ def compare(context: RoundContext) -> None:
     mine = digest_of(_state(context))
     words = tuple(float(int(mine[i : i + 8], 16)) for i in range(0, 64, 8))
 
-    def ask() -> tuple[str, list[int]]:
-        gathered = context.comm.gather([context.message("numbers", lists={"words": words})], round=context.round)
-        differing = [place for place, message in enumerate(gathered) if message.lists["words"] != words]
-        verdict = [context.message("decision", status="differ" if differing else "ok")]
-        (answered,) = context.comm.broadcast_packets(verdict if context.comm.is_server else [], round=context.round)
-        return answered.status, differing
+    differing: list[int] = []
 
-    status, differing = context.members.retry_on_loss("compare", ask)
-    if status != "ok":
+    def answer(gathered: list[Packet]) -> list[Packet]:
+        differing.extend(place for place, message in enumerate(gathered) if message.lists["words"] != words)
+        return [context.message("decision", status="differ" if differing else "ok")]
+
+    told = [context.message("numbers", lists={"words": words})]
+    (answered,) = context.members.exchange("compare", told, answer, may_stop=False).answered
+    if answered.status != "ok":
         raise FedtorchError(
             f"round {context.round + 1}: the replicas of the server's state on ranks "
             f"{differing or 'named by the server'} differ from rank 0's; they "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from fedtorch.core.errors import BudgetError, Interrupted
@@ -166,9 +167,8 @@ class Runner:
         self.saving.finish()
         with context.timed("train"):
             self._finish_evaluation()
-            members.barrier("gather")
+            gathered = members.meet("gather", partial(context.comm.gather_reports, own))
         with context.timed("aggregate"):
-            gathered = members.retry_on_loss("gather", lambda: context.comm.gather_reports(own, round=context.round))
             reports = of_cohort(gathered, self.trainer.drawn)
             if context.comm.is_server:
                 check_complete(reports, self.trainer.drawn, members.lost)

@@ -48,6 +48,7 @@ def bring_home(context: RoundContext) -> None:
     """Give what is left out to the server, so that its state is complete; all ranks call it."""
     if not context.has_messages or context.owners == LeftOut.members:
         return
+    context.members.barrier("checkpoint", may_stop=False)
     size = context.components.engine.shared.size
 
     def give() -> LeftOut:

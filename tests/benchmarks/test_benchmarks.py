@@ -21,6 +21,7 @@ from benchmarks.adapter_rules import main as adapter_rules_main
 from benchmarks.clients import main as clients_main
 from benchmarks.exchanges import main as exchanges_main
 from benchmarks.large_adapter import main as large_adapter_main
+from benchmarks.latency import main as latency_main
 from benchmarks.lengths import main as lengths_main
 from benchmarks.machines import main as machines_main
 from benchmarks.many_rows import main as many_rows_main
@@ -133,6 +134,17 @@ def test_a_wire_that_cannot_be_is_refused(word: str, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         sparse_main(["--tiny", f"--gbit={word}"])
     assert "number of Gbit/s" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.processes
+@pytest.mark.slow
+def test_the_benchmark_of_long_wires_has_rounds_over_one_of_known_length(tmp_path: Path) -> None:
+    target = tmp_path / "figures.json"
+    assert latency_main(["--tiny", "--trips", "200", "--json", str(target)]) == 0
+    plain, full = json.loads(target.read_text())
+    assert (plain["kind"], full["kind"]) == ("plain", "full")
+    assert min(*plain["seconds"], *full["seconds"]) > 2 * 0.2, "the wire has a length"
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())

@@ -8,18 +8,17 @@ import os
 import re
 import socket
 import struct
-import threading
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Outcome, free_port, run_ranks, start_ranks
+from ranks import free_port, run_ranks, start_ranks
 
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.notes import MAX_CHARACTERS, read_heartbeat, read_note, read_verdict
 from fedtorch.comm.job.same_secret import _stranger
 from fedtorch.comm.job.signing import VARIABLE, Signature, forget_secret, job_secret, read_secret
@@ -28,7 +27,7 @@ from fedtorch.comm.options import Network
 from fedtorch.core.errors import DeadlineError, ForgedNoteError, PreflightError
 
 SECRET = "0123456789abcdef0123456789abcdef"
-BARRIER = {"phase": "train", "round": 1, "stop": False, "ok": True}
+BARRIER = {"phase": "train", "round": 1, "then": "", "stop": False, "ok": True}
 BEAT = {"phase": "train", "round": 1, "client": "", "step": 0, "count": 3, "left": "", "failed": False}
 
 
@@ -79,53 +78,52 @@ def test_verdicts_and_heartbeats_are_read_as_carefully() -> None:
             read_heartbeat(json.dumps(BEAT | change), 2)
 
 
-def forge_later(stranger: dist.TCPStore) -> None:
-    """Write once the rank has written; the server still waits for another one."""
-    stranger.wait([os.environ["FORGED_KEY"]], timedelta(seconds=10))
-    stranger.set(os.environ["FORGED_KEY"], os.environ["FORGED"])
-
-
 def meet_with_a_stranger() -> str:
     """Between two meetings somebody writes what the environment says; rank 2 comes late to the next one."""
     with DistributedCommunicator.join(["a"], timeout_s=4, secret=os.environ.get(VARIABLE, "")) as comm:
         comm.barrier("train", round=0)
         if comm.rank == 1:
             stranger = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), wait_for_workers=False)
-            if "LATE" in os.environ:
-                threading.Thread(target=forge_later, args=(stranger,), daemon=True).start()
-            else:
-                stranger.set(os.environ["FORGED_KEY"], os.environ["FORGED"])
+            stranger.set("fedtorch/none/attempt0/heartbeat/2", os.environ["FORGED"])
         time.sleep(0.7 * (comm.rank == 2))
         comm.barrier("train", round=1)
         comm.barrier("train", round=2)
     return "went on"
 
 
-def forge(key: str, value: str, secret: str, **more: str) -> list[Outcome]:
-    environ = {"FORGED_KEY": f"fedtorch/none/attempt0/{key}", "FORGED": value, VARIABLE: secret, **more}
-    return start_ranks(meet_with_a_stranger, 3, environ=environ).join(timeout=30)
-
-
-def test_a_forged_verdict_is_passed_over_and_the_servers_own_awaited() -> None:
+def test_a_forged_heartbeat_is_passed_over_and_the_ranks_own_awaited() -> None:
     """Unsigned, it was believed, and ended the job with a code after which no launcher starts it again."""
-    outcomes = forge("meeting1/verdict", json.dumps({"error": "made up", "kind": "preflight"}), SECRET)
+    forged = f"{'0' * 64} {json.dumps(BEAT | {'left': 'KeyError'})}"
+    outcomes = start_ranks(meet_with_a_stranger, 3, environ={"FORGED": forged, VARIABLE: SECRET}).join(timeout=30)
     assert [outcome.result for outcome in outcomes] == ["went on"] * 3
 
 
-def test_a_forged_note_is_passed_over_and_the_ranks_own_awaited() -> None:
-    for key in ("meeting1/2", "heartbeat/2"):
-        outcomes = forge(key, f"{'0' * 64} {json.dumps(BARRIER | {'stop': True})}", SECRET)
-        assert [outcome.result for outcome in outcomes] == ["went on"] * 3
+def meet_over_a_tampered_link(spoiled: int) -> str:
+    """What this rank sends to the second meeting is changed on its way to another one."""
+    send, forged = Links.send, os.environ["FORGED"].encode()
+
+    def tampered(self: Links, rank: int, topic: str, data: bytes) -> None:
+        is_spoiled = comm.rank == spoiled and rank == 1 - spoiled and topic == "meeting1"
+        send(self, rank, topic, forged if is_spoiled else data)
+
+    with DistributedCommunicator.join(["a"], timeout_s=4, secret=os.environ.get(VARIABLE, "")) as comm:
+        Links.send = tampered  # type: ignore[method-assign]
+        for round in range(3):
+            comm.barrier("train", round=round)
+    return "went on"
 
 
-def test_a_forged_note_after_the_true_one_ends_the_job_so_that_it_is_started_again() -> None:
-    outcomes = forge("meeting1/1", "made up", SECRET, LATE="1")
-    assert "`meeting1/1` was not written by a rank of this job" in outcomes[0].error
-    assert [outcome.exit_code for outcome in outcomes] == [ForgedNoteError.exit_code] * 3
+@pytest.mark.parametrize("spoiled", [0, 1])
+def test_a_note_or_verdict_that_was_changed_on_its_way_ends_the_job_so_that_it_is_started_again(spoiled: int) -> None:
+    environ = {"FORGED": f"{'0' * 64} {json.dumps(BARRIER | {'stop': True})}", VARIABLE: SECRET}
+    outcomes = start_ranks(meet_over_a_tampered_link, 3, spoiled, environ=environ).join(timeout=30)
+    assert f"`meeting1/{spoiled}` was not written by a rank of this job" in outcomes[1 - spoiled].error
+    assert outcomes[1 - spoiled].exit_code == ForgedNoteError.exit_code
+    assert {outcome.exit_code for outcome in outcomes} <= {ForgedNoteError.exit_code, DeadlineError.exit_code}
 
 
 def test_without_a_secret_what_cannot_be_read_is_an_error_that_names_its_place() -> None:
-    outcomes = forge("meeting1/verdict", "[" * 50_000, "")
+    outcomes = start_ranks(meet_over_a_tampered_link, 3, 0, environ={"FORGED": "[" * 50_000}).join(timeout=30)
     assert "the verdict of rank 0 (the server) cannot be read (RecursionError)" in outcomes[1].error
     assert outcomes[1].exit_code == PreflightError.exit_code
 

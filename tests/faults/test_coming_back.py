@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import make_runner
@@ -68,12 +69,13 @@ def in_one_process(config: Config, lost: Sequence[int] = (VICTIM,), away: Sequen
     gone = at_home_on(config, lost, size)
 
     class Losing(Membership):
-        def barrier(self, phase: str, *, may_stop: bool = True) -> None:
-            super().barrier(phase, may_stop=may_stop)
+        def meet(self, phase: str, meeting: Any, *, may_stop: bool = True) -> Any:
+            found = super().meet(phase, meeting, may_stop=may_stop)
             if (phase, self.progress.round, self.progress.is_training) == ("gather", LOST_IN, True):
                 self.lose(gone)
             if (phase, self.progress.round, self.progress.is_training) == ("broadcast", BACK_AT, True):
                 raise Stopped
+            return found
 
     runner = make_runner(config)
     runner.context.members.__class__ = Losing

@@ -20,12 +20,11 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm import distributed
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.job.rendezvous import Rendezvous
 from fedtorch.comm.sparse.peers import GroupPeers
 from fedtorch.comm.sums import early_sides
 from fedtorch.comm.sums.aggregation import Aggregation
 from fedtorch.comm.sums.sending_pace import SendingPace
-from fedtorch.comm.transport.group import Group
-from fedtorch.comm.transport.header import Op
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.compression.compressors import TopK
 from fedtorch.config.schema import (
@@ -129,10 +128,13 @@ def arm(phase: str) -> None:
     elif phase == "weights to train":  # without evaluations; all are alike after the start
         before(comm, "broadcast", nth(2, lambda *args, **kwargs: True))
     elif phase == "report":
-        before(comm, "gather_reports", lambda self, reports, round: round == ROUND)
+        before(comm, "gather_reports", lambda self, reports, round, **how: round == ROUND)
     elif phase == "header":
-        # the third: of scores and of files after the first round, then of reports
-        after(Group, "agree", nth(3, lambda self, op, **how: op is Op.GATHER and how["round"] == ROUND))
+        after(
+            Rendezvous,
+            "_tell",
+            lambda self, name, rank, told, mail: told.get("phase") == "gather" and told["round"] == ROUND,
+        )
     elif phase == "payload":
         after(Aggregation, "agree", lambda self, op, terms: self.round == ROUND)
     elif phase == "aggregate":
@@ -151,8 +153,7 @@ def arm(phase: str) -> None:
     elif phase == "step":
         before(WorkerGroup, "any", nth(12, lambda *args: True))
     elif phase == "scores":
-        before(comm, "gather", lambda self, messages, round: round == ROUND + 1 and messages[0].kind == "score")
-
+        before(comm, "meet", lambda self, phase, round, **how: (phase, round) == ("scores", ROUND + 1))
     elif phase == "announced":  # and nothing of it sent
         send_early(before)
     elif phase == "sent early":
@@ -188,7 +189,7 @@ def alone(folder: Path, at: tuple[str, int, bool], size: int = SIZE, **changes: 
     return runner.run()
 
 
-FAILS, COUNTS, EVALUATED = ("gather", ROUND, True), ("broadcast", ROUND + 1, False), ("checkpoint", ROUND + 1, False)
+FAILS, COUNTS, EVALUATED = ("gather", ROUND, True), ("broadcast", ROUND + 1, False), ("files", ROUND + 1, False)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,8 @@ def test_training_goes_on_while_a_client_gains_again(tmp_path: Path) -> None:
         state = evaluation.context.store.get("a")
         state.numbers = numbers
         evaluation.context.store.put("a", state)
-        assert evaluation._all_have_stopped({"a": {"nearness": (0.0, 3)}}, 2) is ends
+        (answered,) = evaluation._rest({"a": {"nearness": (0.0, 3)}})
+        assert answered.numbers["stopped"] == ends
 
 
 @pytest.mark.parametrize("point", ["received", "trained"])

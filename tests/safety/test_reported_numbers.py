@@ -56,9 +56,9 @@ class Lying:
     spoil: Spoil | None = None
     of: tuple[str, ...] = ("b",)
 
-    def gather_reports(self, reports: Any, *, round: int) -> list[Report]:
+    def gather_reports(self, reports: Any, **how: Any) -> list[Report]:
         told = [self.lie(r) if self.lie and r.client in self.of else r for r in reports]
-        return super().gather_reports(told, round=round)  # type: ignore[misc]
+        return super().gather_reports(told, **how)  # type: ignore[misc]
 
     def open_updates(self, local: Any, accepted: Any, *, round: int, **how: Any) -> Any:
         self._spoil(local, [report.client for report in accepted])
@@ -149,9 +149,9 @@ def test_how_often_a_client_was_drawn_is_not_asked_of_it(tmp_path: Path) -> None
 
 def test_a_client_that_was_not_drawn_is_not_heard(tmp_path: Path, caplog: Any) -> None:
     class Intruder(Liar):
-        def gather_reports(self, reports: Any, *, round: int) -> list[Report]:
+        def gather_reports(self, reports: Any, **how: Any) -> list[Report]:
             absent = next(name for name in CLIENTS if name not in {r.client for r in reports})
-            return super().gather_reports([*reports, replace(reports[0], client=absent)], round=round)
+            return super().gather_reports([*reports, replace(reports[0], client=absent)], **how)
 
     two = {"clients": ClientsConfig(per_round=2)}
     told = weights(tmp_path / "told", EQUAL, Intruder(), **two)

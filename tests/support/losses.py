@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fedtorch.rounds.membership import Membership
 from fedtorch.rounds.runner import Runner
@@ -12,9 +13,10 @@ def lose_at(runner: Runner, at: tuple[str, int, bool] | None, gone: Sequence[str
     """at: (phase, rounds done, is a round under way); None: nobody is lost."""
 
     class Losing(Membership):
-        def barrier(self, phase: str, *, may_stop: bool = True) -> None:
-            super().barrier(phase, may_stop=may_stop)
+        def meet(self, phase: str, meeting: Any, *, may_stop: bool = True) -> Any:
+            found = super().meet(phase, meeting, may_stop=may_stop)
             if (phase, self.progress.round, self.progress.is_training) == at:
                 self.lose(gone)
+            return found
 
     runner.context.members.__class__ = Losing

@@ -151,10 +151,11 @@ def alone(config: Config, lost: dict[str, int]) -> Outcome:
     runner = make_runner(config)
 
     class Losing(Membership):
-        def barrier(self, phase: str, *, may_stop: bool = True) -> None:
-            super().barrier(phase, may_stop=may_stop)
+        def meet(self, phase: str, meeting: Any, *, may_stop: bool = True) -> Any:
+            found = super().meet(phase, meeting, may_stop=may_stop)
             if (phase, self.progress.round) == ("gather", max(lost.values()) - 1):
                 self.lose(list(lost))
+            return found
 
     runner.context.members.__class__ = Losing
     scores = runner.run().scores

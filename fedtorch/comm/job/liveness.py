@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from fedtorch.comm.job.disconnect import DisconnectMonitor
+from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.notes import name, read_heartbeat
 from fedtorch.comm.job.rejoin import is_waiting
 from fedtorch.comm.job.signing import VARIABLE
@@ -41,7 +41,7 @@ class Liveness:
     A heartbeat is a counter, what the rank is doing, and, when it has left because of an error, the error's class
     name (never its text, which could quote a client's). Clocks of different machines are never compared: a rank is
     silent since the moment at which this rank first saw its present counter. Of a rank on the same machine it is
-    seen at once when its process is gone; of any other, where there are `disconnects`.
+    seen at once when its process is gone; of any other, where it `sees_ends`.
     """
 
     rank: int
@@ -50,22 +50,26 @@ class Liveness:
     """Ranks of the job."""
     timeout_s: float
     """How long a rank may be silent."""
-    disconnects: DisconnectMonitor | None
-    """Connections between the ranks, if there are any."""
+    links: Links
+    """Connections between the server and the workers."""
+    sees_ends: bool
+    """Is a rank gone when its connection has ended?"""
     labels: dict[int, str]
     """What messages add to a rank's number: who and where it is."""
 
     def __init__(
         self,
         store: Store,
+        links: Links,
         rank: int,
         size: int,
         timeout_s: float,
         stacks: IO[str] | None = None,
-        disconnects: DisconnectMonitor | None = None,
+        *,
+        sees_ends: bool = False,
     ) -> None:
         """stacks: an open file for the stacks of this rank's threads when it is about to be taken for dead."""
-        self.rank, self.size, self.timeout_s, self.disconnects = rank, size, timeout_s, disconnects
+        self.rank, self.size, self.timeout_s, self.links, self.sees_ends = rank, size, timeout_s, links, sees_ends
         self._stacks, self.labels = stacks, {}
         self._back: set[int] = set()  # ranks that have come back, so that what was known of them is over
         if stacks is not None:
@@ -108,7 +112,7 @@ class Liveness:
 
     def missing(self, awaited: Collection[int]) -> list[int]:
         """Which of the awaited ranks have left or are dead; if none, which were silent for the timeout."""
-        self.read_all()
+        self._read(awaited)
         now = time.monotonic()
         gone = [r for r in awaited if self._seen[r].beat.get("left") or self._is_gone(r)]
         return gone or [r for r in awaited if now - self._seen[r].since > self.patience(r)]
@@ -129,7 +133,11 @@ class Liveness:
 
     def read_all(self) -> None:
         """Read every other rank's heartbeat."""
-        for other, seen in self._seen.items():
+        self._read(self._seen)
+
+    def _read(self, ranks: Collection[int]) -> None:
+        for other in ranks:
+            seen = self._seen[other]
             key = f"heartbeat/{other}"
             if self._store.has([key]) and (text := self.read(key, other)) is not None:
                 beat = read_heartbeat(text, other)
@@ -202,7 +210,7 @@ class Liveness:
         return other in self._back or self._process_state(other) == "gone"
 
     def _process_state(self, other: int) -> str:
-        if self.disconnects is not None and other in self.disconnects.ended:
+        if self.sees_ends and other in self.links.ended:
             return "gone"
         return process_state(self._process, self._seen[other].beat)
 

@@ -13,7 +13,7 @@ MAX_CHARACTERS = 1 << 20
 """Of a note; facts and GPUs take a few hundred, a verdict as many for every rank that was lost."""
 Field = type | Callable[[Any], bool]
 
-_BARRIER: Mapping[str, Field] = {"phase": str, "round": int, "stop": bool, "ok": bool}
+_BARRIER: Mapping[str, Field] = {"phase": str, "round": int, "then": str, "stop": bool, "ok": bool}
 _PREFLIGHT: Mapping[str, Field] = {
     "facts": lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
     "gpu": str,

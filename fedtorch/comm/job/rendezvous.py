@@ -1,4 +1,4 @@
-"""Meeting points through the store: no collective runs, so a rank may take hours to come."""
+"""Meeting points: no collective runs, so a rank may take hours to come."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from fedtorch.comm.job import addresses
+from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.liveness import Liveness
 from fedtorch.comm.job.notes import read_note, read_verdict
 from fedtorch.comm.job.store import Store
@@ -19,23 +20,29 @@ _KINDS: dict[str, type[FedtorchError]] = {
     "forged": ForgedNoteError,
     "preflight": PreflightError,
 }
-_PAUSE_S = 0.2
+_LOOKS = 20  # how much longer than a look at the others the pause before the next one is
+_END = b"\0"  # of a note, which has no such byte
 _SHOWN = 20  # differences in one message
 _KEY, _CONFIG = "key `", "config"  # facts of single keys, and of all of them
 Notes = dict[int, dict[str, Any]]  # by rank
 Decide = Callable[[Notes], dict[str, Any]]
+Answer = Callable[[Mapping[int, bytes]], bytes]
+
+
+def nothing(_: Mapping[int, bytes]) -> bytes:
+    """The answer to no mail."""
+    return b""
 
 
 class Rendezvous:
-    """Every rank leaves a note; the server reads them all and answers with one verdict for everybody.
+    """Every rank sends a note; the server reads them all and answers with one verdict for everybody.
 
-    A verdict with `error` is raised on every rank. The verdict is one write of the server's, so all ranks see the same
-    one. The keys of a meeting are deleted once nobody can need them:
-    notes when all are read, a verdict when all ranks have come to the next meeting.
+    A verdict with `error` is raised on every rank. Notes and verdicts are signed, for this meeting alone; what goes
+    with them as mail is not.
     """
 
-    def __init__(self, store: Store, liveness: Liveness) -> None:
-        self._store, self._liveness = store, liveness
+    def __init__(self, store: Store, links: Links, liveness: Liveness) -> None:
+        self._store, self._links, self._liveness = store, links, liveness
         self._rank = liveness.rank
         self._meetings = 0
 
@@ -52,7 +59,7 @@ class Rendezvous:
                     )
             return addresses.decide(notes)
 
-        verdict = self._meet(dict(note), decide)
+        verdict, _ = self._meet(dict(note), decide)
         return verdict["places"], tuple(verdict["hosts"])
 
     def preflight(self, facts: Mapping[str, str], own: Mapping[str, str], decide: Decide) -> dict[str, Any]:
@@ -65,7 +72,7 @@ class Rendezvous:
             facts = {rank: note.get("facts", {}) for rank, note in notes.items()}
             return _compare(facts, self._liveness.labels) or decide(notes)
 
-        return self._meet({"facts": dict(facts), **own}, compare_and_decide)
+        return self._meet({"facts": dict(facts), **own}, compare_and_decide)[0]
 
     def barrier(
         self,
@@ -76,15 +83,25 @@ class Rendezvous:
         ok: bool = True,
         allow_loss: bool = False,
         returned: Sequence[int] = (),
-    ) -> dict[str, Any]:
+        then: str = "",
+        mail: bytes = b"",
+        answer: Answer = nothing,
+    ) -> tuple[dict[str, Any], bytes]:
         """The verdict: `stop`, if any rank said so; `ok`, if all did; `lost`, rank -> why, with `allow_loss` only.
 
         allow_loss: ranks that have ended, left or are silent for the timeout are left out instead of being an error.
         returned: on the server, lost ranks that are back; on all ranks in the verdict.
+        then: what all ranks do next, which is compared as the phase is.
+        mail: bytes that go with this rank's note. answer: on the server, makes of every present rank's mail the bytes
+        that go with the verdict, which are returned on all ranks; not called if a rank said `stop`.
         """
-        note = {"phase": phase, "round": round, "stop": stop, "ok": ok}
-        verdict = self._meet(note, lambda notes: {**_agree(notes), "returned": list(returned)}, allow_loss=allow_loss)
-        return {"returned": [], **verdict}
+        note = {"phase": phase, "round": round, "then": then, "stop": stop, "ok": ok}
+
+        def decide(notes: Notes) -> dict[str, Any]:
+            return {**_agree(notes), "returned": list(returned)}
+
+        verdict, answered = self._meet(note, decide, allow_loss=allow_loss, mail=mail, answer=answer)
+        return {"returned": [], **verdict}, answered
 
     def refuse(self, told: str, code: int) -> None:
         """On the server: the verdict of the next meeting, whatever the others come for, is that there will be no run.
@@ -118,64 +135,91 @@ class Rendezvous:
         while not self._store.has(list(keys.values())) and time.monotonic() < give_up_at:
             time.sleep(0.02)
 
-    def _wait_for_alive(self, keys: Mapping[int, str]) -> list[int]:
-        """Wait until the key of every rank that is alive is set; returns the ranks that are not."""
-        keys, lost = dict(keys), list[int]()
+    def _wait_for_notes(self, name: str, ranks: Sequence[int]) -> None:
+        """Wait until every one of the ranks has sent its note.
+
+        Raises DeadlineError when one that has not is silent for too long or has left.
+        """
+        often = pause = min(1.0, self._liveness.timeout_s / 4)
+        while not self._links.wait(name, ranks, pause):
+            started = time.monotonic()
+            self._liveness.beat()
+            try:
+                self._liveness.check([rank for rank in ranks if not self._links.wait(name, [rank], 0.0)])
+            except DeadlineError:
+                if not self._links.wait(name, ranks, 0.0):  # its last act may have been to send it
+                    raise
+            # over a long wire a look takes some trips, which must not be what this rank does when the note comes
+            pause = min(max(often, _LOOKS * (time.monotonic() - started)), self._liveness.timeout_s / 4)
+
+    def _wait_for_alive(self, name: str, ranks: Sequence[int]) -> list[int]:
+        """Wait for the note of every rank that is alive; returns the ranks that are not."""
+        ranks, lost = list(ranks), list[int]()
         check_every = min(0.5, self._liveness.timeout_s / 4)
         while True:
-            came = self._store.wait(list(keys.values()), check_every)
+            came = self._links.wait(name, ranks, check_every)
             self._liveness.beat()
-            awaited = [] if came else [rank for rank, key in keys.items() if not self._store.has([key])]
-            gone = [*self._liveness.missing(awaited), *self._liveness.dead(keys)]
-            for rank in dict.fromkeys(gone):
+            awaited = [] if came else [rank for rank in ranks if not self._links.wait(name, [rank], 0.0)]
+            for rank in dict.fromkeys([*self._liveness.missing(awaited), *self._liveness.dead(ranks)]):
                 lost.append(rank)
-                del keys[rank]
-            if came or not keys:
+                ranks.remove(rank)
+            if came or not ranks:
                 return lost
 
-    def _signed(self, key: str, rank: int) -> str:
-        """Return the rank's own note; anybody else's is passed over, and the rank's awaited.
+    @property
+    def next(self) -> int:
+        """Number of the next meeting, the same on all ranks."""
+        return self._meetings
+
+    def _hear(self, name: str, rank: int) -> tuple[str, bytes]:
+        """The rank's note, or the server's verdict, which is there, and the mail that came with it.
 
         Raises:
-            ForgedNoteError: it did not come for as long as a rank may be silent.
+            ForgedNoteError: it did not write that.
         """
-        give_up_at = time.monotonic() + self._liveness.patience(rank)
-        while (text := self._liveness.read(key, rank)) is None:
-            self._liveness.beat()
-            self._liveness.check([rank])
-            if time.monotonic() > give_up_at:
-                return self._store.get(key)  # raises
-            time.sleep(_PAUSE_S)
-        return text
+        text, _, mail = self._links.take(name, rank).partition(_END)
+        return self._store.signature.check(f"{name}/{rank}", text.decode("utf-8", "replace")), mail
 
-    def _meet(self, note: dict[str, Any], decide: Decide, *, allow_loss: bool = False) -> dict[str, Any]:
+    def _tell(self, name: str, rank: int, told: Mapping[str, Any], mail: bytes) -> None:
+        signed = self._store.signature.sign(f"{name}/{self._rank}", json.dumps(told))
+        self._links.send(rank, name, signed.encode() + _END + mail)
+
+    def _meet(
+        self,
+        note: dict[str, Any],
+        decide: Decide,
+        *,
+        allow_loss: bool = False,
+        mail: bytes = b"",
+        answer: Answer = nothing,
+    ) -> tuple[dict[str, Any], bytes]:
         name = f"meeting{self._meetings}"
-        previous = f"meeting{self._meetings - 1}/verdict"
         self._meetings += 1
         if self._rank:
-            self._store.set(f"{name}/{self._rank}", json.dumps(note))
-            self.wait({0: f"{name}/verdict"})
-            return _raise_or_return(read_verdict(self._signed(f"{name}/verdict", 0)), self._rank)
-        others = {rank: f"{name}/{rank}" for rank in self._liveness.others}
-        lost: list[int] = []
-        failed: FedtorchError | None = None
+            self._tell(name, 0, note, mail)
+            self._wait_for_notes(name, [0])
+            text, answered = self._hear(name, 0)
+            return _raise_or_return(read_verdict(text), self._rank), answered
+        others, lost, failed, answered = self._liveness.others, list[int](), None, b""
         try:
             if allow_loss:
-                lost = self._wait_for_alive(others)
+                lost = self._wait_for_alive(name, others)
             else:
-                self.wait(others)
-            notes = {r: read_note(self._signed(key, r), r) for r, key in others.items() if r not in lost}
-            self._store.delete([*(key for r, key in others.items() if r not in lost), previous])
-            verdict = decide({0: note, **notes})
+                self._wait_for_notes(name, others)
+            heard = {rank: self._hear(name, rank) for rank in others if rank not in lost}
+            verdict = decide({0: note, **{rank: read_note(text, rank) for rank, (text, _) in heard.items()}})
             if lost:
                 verdict["lost"] = {rank: self._liveness.describe(rank) for rank in lost}
+            if "error" not in verdict and not verdict.get("stop"):
+                answered = answer({0: mail, **{rank: theirs for rank, (_, theirs) in heard.items()}})
         except (DeadlineError, ForgedNoteError, PreflightError) as error:
             kind = next(kind for kind, cls in _KINDS.items() if isinstance(error, cls))
             verdict, failed = {"error": str(error), "kind": kind}, error
-        self._store.set(f"{name}/verdict", json.dumps(verdict))
+        for rank in others:
+            self._tell(name, rank, verdict, answered)
         if failed is not None:
             raise failed  # with what the others are not told: which ranks, and where they died
-        return _raise_or_return(json.loads(json.dumps(verdict)), 0)
+        return _raise_or_return(json.loads(json.dumps(verdict)), 0), answered
 
 
 def _raise_or_return(verdict: dict[str, Any], rank: int) -> dict[str, Any]:
@@ -192,7 +236,7 @@ def _raise_or_return(verdict: dict[str, Any], rank: int) -> dict[str, Any]:
 def _agree(notes: Notes) -> dict[str, Any]:
     """Stop if anybody wants to; ok if all are; an error if they did not come for the same thing."""
     for rank, note in notes.items():
-        if (note.get("phase"), note.get("round")) != (notes[0]["phase"], notes[0]["round"]):
+        if any(note.get(field) != notes[0][field] for field in ("phase", "round", "then")):
             return _preflight_error(
                 f"rank {rank} came for {_purpose(note)} and the server for {_purpose(notes[0])}: "
                 f"they do not run the same steps"
@@ -201,7 +245,9 @@ def _agree(notes: Notes) -> dict[str, Any]:
 
 
 def _purpose(note: dict[str, Any]) -> str:
-    return f"phase {note['phase']} of round {note['round']}" if "phase" in note else "preflight"
+    if "phase" not in note:
+        return "preflight"
+    return f"phase {note['phase']} of round {note['round']}" + (f", then {note['then']}," if note["then"] else "")
 
 
 def _compare(facts: dict[int, dict[str, str]], labels: Mapping[int, str]) -> dict[str, Any]:

@@ -111,5 +111,4 @@ class Shutdown:
         return f" at {named(self._store.address)}" if self._store.address else ""
 
     def _close_connections(self) -> None:
-        if self._liveness.disconnects is not None:
-            self._liveness.disconnects.close()
+        self._liveness.links.close()

@@ -146,7 +146,7 @@ class GroupPeers:
     def add(self, numbers: Whole) -> Whole:
         """Add numbers over the process group."""
         total = torch.from_numpy(numbers.copy()).view(-1)
-        self._group.wait(self._group.begin(lambda gloo: gloo.all_reduce(total), numbers=True))
+        self._group.wait(self._group.begin(lambda gloo: gloo.all_reduce(total), over_sockets=True))
         num_bytes = total.nbytes * min(1, len(self.members) - 1)
         self.meter.count("up", "select", physical=num_bytes)
         self.meter.count("down", "select", physical=num_bytes)

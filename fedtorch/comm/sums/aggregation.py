@@ -4,7 +4,7 @@ All ranks enter `Communicator.open_updates`. Nothing is sent that the server has
 comes next.
 
        the server (`server_updates`)                    every other rank (`local_updates`)
-    1. agree: `Op.AGGREGATE`, round, length, dtype      the same
+    1. has accepted updates                             has its own at hand
     2. its block asks for weighted sums, or             waits for a request
        iterates over the updates
     3. `broadcast_request`: operation, round, number    `receive_request`
@@ -49,7 +49,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -57,7 +56,7 @@ from torch import Tensor
 
 from fedtorch.comm.job.faults import Faults
 from fedtorch.comm.sums.reproducible import SumScale
-from fedtorch.comm.transport.group import Group, tell, told
+from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.header import Op, Problem, problem_of
 from fedtorch.comm.transport.meter import Meter
 from fedtorch.comm.transport.update_memory import UpdateMemory
@@ -125,9 +124,9 @@ class Aggregation:
         if self.is_secret:
             for rank in self.group.members[1:]:
                 own = [term for term in terms if term.rank == rank]
-                tell(self.group, rank, torch.tensor([op, self.round, len(own), scale.exponent], dtype=torch.int64))
+                self.group.say(torch.tensor([op, self.round, len(own), scale.exponent], dtype=torch.int64), rank)
                 if own:
-                    tell(self.group, rank, _table(own))
+                    self.group.say(_table(own), rank)
             return
         self.group.broadcast_numbers(torch.tensor([op, self.round, len(terms), scale.exponent], dtype=torch.int64))
         if terms:
@@ -140,15 +139,14 @@ class Aggregation:
             PreflightError: it is no operation of this round; the group is closed.
         """
         head = torch.zeros(4, dtype=torch.int64)
-        receive = partial(told, self.group) if self.is_secret else self.group.broadcast_numbers
-        receive(head)
+        self.group.hear(head, 0)
         op, round, count, exponent = head.tolist()
         if op not in list(Op) or round != self.round or count < 0:
             self.group.drop()
             raise PreflightError(f"the server requested {head.tolist()}; expected an operation of round {self.round}")
         table = torch.zeros(3, count, dtype=torch.int64)
         if count:
-            receive(table)
+            self.group.hear(table, 0)
         weights = table[2].view(torch.float64).tolist()
         terms = [Term(*term) for term in zip(table[0].tolist(), table[1].tolist(), weights, strict=True)]
         return Request(Op(op), terms, SumScale(exponent))

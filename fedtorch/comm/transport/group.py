@@ -32,8 +32,8 @@ Result = TypeVar("Result")
 class Group:
     """Collectives over ranks of the job on CPU tensors; created at the first use, unusable after the first error.
 
-    Numbers (what is agreed on, requested, reported) go over gloo; payloads (weights, updates, sums) too, or by a group
-    of their own. Ranks are named by their number in the job.
+    Numbers (what is agreed on, requested, reported) go over the links between the server and the workers; payloads
+    (weights, updates, sums) over gloo, or by a group of their own. Ranks are named by their number in the job.
     """
 
     rank: int
@@ -68,8 +68,7 @@ class Group:
         self.store, self.liveness, self.on_error = store, liveness, on_error
         self._staging: Staging | None = None
         self._left_to_send, self._transfers = 0, set[Transfer]()
-        self._numbers: Direct | None = None
-        self._sent = ""  # the store's key of the last payload that has left
+        self._sockets: Direct | None = None
         self._payload: Transport | None = None
 
     def stage(self, staging: Staging | None) -> None:
@@ -97,12 +96,10 @@ class Group:
         Raises:
             PreflightError: on all ranks; names the rank, what differs and both values.
         """
-        self.sequence += 1
-        doing: dict[str, Any] = {"round": round} if round else {}  # a broadcast has none; keep the last
-        self.liveness.beat(phase=op.name.lower(), client="", **doing)
+        self._begin(op, round)
         compared = (MAGIC, op, self.sequence, round, length, DTYPES.index(dtype), problem)
         mine = torch.tensor([*compared, num_bytes], dtype=torch.int64)
-        rows = self._gather_rows(mine)
+        rows = [row.tolist() for row in self.gather_numbers(mine)]
         verdict = torch.zeros(WIDTH + 4, dtype=torch.int64)
         if self.rank == 0:
             verdict[:] = torch.tensor([*mine.tolist(), *first_difference(rows, expected)])
@@ -111,26 +108,30 @@ class Group:
         if rank >= 0:
             self.drop()
             raise PreflightError(describe(self.members[rank], place, theirs, instead_of, servers))
+        self._end_of_header(num_bytes)
+        return [row[-1] for row in (rows if self.rank == 0 else [servers])]
+
+    def enter(self, op: Op) -> None:
+        """Enter an operation of payload alone, on which all members have agreed when they met."""
+        self._begin(op, 0)
+        self._end_of_header(0)
+
+    def _begin(self, op: Op, round: int) -> None:
+        self.sequence += 1
+        doing: dict[str, Any] = {"round": round} if round else {}  # a broadcast has none; keep the last
+        self.liveness.beat(phase=op.name.lower(), client="", **doing)
+
+    def _end_of_header(self, num_bytes: int) -> None:
         self._left_to_send = num_bytes
         if self._payload is None:
             self._guard(self._connect_payload)
-        return [row[-1] for row in (rows if self.rank == 0 else [servers])]
 
     def broadcast_numbers(self, numbers: Tensor) -> None:
         """Copy the server's numbers into all others'; their count and dtype must be known."""
-        self.wait(self._start(lambda: self._gloo().broadcast(numbers)))
-
-    def gather_bytes(self, data: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """On the server every member's `data`, bytes of numbers; elsewhere []. sizes: on the server, of all members."""
         if self.rank:
-            if len(data):
-                self.wait(self._start(lambda: self._gloo().send(data, 0)))
-            return []
-        buffers = [data, *(torch.zeros(size, dtype=torch.uint8) for size in sizes[1:])]
-        senders = [place for place, buffer in enumerate(buffers) if place and len(buffer)]
-        for transfer in [self._start(partial(self._gloo().receive, buffers[place], place)) for place in senders]:
-            self.wait(transfer)
-        return buffers
+            self.hear(numbers, 0)
+        for rank in self.members[1:] if self.rank == 0 else ():
+            self.say(numbers, rank)
 
     def broadcast(self, tensor: Tensor) -> None:
         """Copy the server's payload into all others' `tensor`; its length and dtype must be agreed on.
@@ -171,31 +172,57 @@ class Group:
 
     def send_numbers(self, numbers: Sequence[int]) -> None:
         """Send the server what it receives by `receive_numbers`, which has to know their count."""
-        if numbers:
-            tensor = torch.tensor(numbers, dtype=torch.int64)
-            self.wait(self._start(lambda: self._gloo().send(tensor, 0)))
+        self.say(torch.tensor(numbers, dtype=torch.int64), 0)
 
     def receive_numbers(self, count: int, rank: int) -> list[int]:
         """On the server: what `rank` sends by `send_numbers`."""
-        numbers = torch.zeros(count, dtype=torch.int64)
-        if count:
-            self.wait(self._start(lambda: self._gloo().receive(numbers, self.members.index(rank))))
-        return numbers.tolist()
+        return self.hear(torch.zeros(count, dtype=torch.int64), rank).tolist()
 
     def all_gather_numbers(self, numbers: Sequence[int]) -> list[list[int]]:
         """Every member's numbers, as many on each, on all of them."""
         mine = torch.tensor(numbers, dtype=torch.int64)
-        everyone = [torch.zeros_like(mine) for _ in range(self.size)]
-        self.wait(self._start(lambda: self._gloo().all_gather(everyone, mine)))
-        return [each.tolist() for each in everyone]
+        everyone = torch.zeros(self.size, len(mine), dtype=torch.int64)
+        if self.rank == 0:
+            everyone[:] = torch.stack(self.gather_numbers(mine))
+        else:
+            self.gather_numbers(mine)
+        self.broadcast_numbers(everyone)
+        return everyone.tolist()
+
+    def gather_numbers(self, mine: Tensor) -> list[Tensor]:
+        """On the server every member's numbers, as many of each; elsewhere []."""
+        if self.rank:
+            self.say(mine, 0)
+            return []
+        return [mine, *(self.hear(torch.zeros_like(mine), rank) for rank in self.members[1:])]
+
+    def say(self, numbers: Tensor, rank: int) -> None:
+        """Send numbers from or to the server, which `hear` takes on the other side; nothing, if there are none."""
+        if numbers.numel():
+            self._check()
+            self.liveness.links.send(rank, self._topic, numbers.contiguous().numpy().tobytes())
+
+    def hear(self, numbers: Tensor, rank: int) -> Tensor:
+        """Take what the rank says, as many numbers of that dtype; written there and returned."""
+
+        def take() -> None:
+            data = self.liveness.links.take(self._topic, rank, self.liveness.timeout_s)
+            if len(data) != numbers.nbytes:
+                raise RuntimeError(f"rank {rank} sent {len(data)} bytes of numbers in place of {numbers.nbytes}")
+            numbers.copy_(torch.frombuffer(bytearray(data), dtype=numbers.dtype).view(numbers.shape))
+
+        if numbers.numel():
+            self._check()
+            self._guard(take)
+        return numbers
 
     def start_receive(self, tensor: Tensor, rank: int) -> Transfer:
         """Begin to receive what `rank` sends next; in the order of these calls."""
         return self._start(lambda: self._payloads.receive(tensor, self.members.index(rank)))
 
-    def begin(self, start: Callable[[Any], Work], *, numbers: bool = False) -> Transfer:
-        """Begin something else on the transport of payloads, or of numbers."""
-        return self._start(lambda: start(self._gloo() if numbers else self._payloads))
+    def begin(self, start: Callable[[Any], Work], *, over_sockets: bool = False) -> Transfer:
+        """Begin something else on the transport of payloads, or on gloo's sockets."""
+        return self._start(lambda: start(self._gloo() if over_sockets else self._payloads))
 
     def wait(self, transfer: Transfer) -> Any:
         """Wait for something that was started; what waiting for its work gives."""
@@ -206,14 +233,16 @@ class Group:
 
     def drop(self) -> None:
         """Close the sockets; operations raise from now on."""
+        if not self.is_broken:
+            self.liveness.links.end(self._topic)
         self.is_broken = True
         for transfer in tuple(self._transfers):  # another thread's too, see `early`
             transfer.work = None
         self._transfers.clear()
-        for transport in (self._payload, self._numbers):
+        for transport in (self._payload, self._sockets):
             if transport is not None:
                 transport.drop()
-        self._payload = self._numbers = None
+        self._payload = self._sockets = None
 
     def see_whole(self, place: int, is_whole: bool) -> None:
         """Raises PreflightError: what came from the member is not what it sent."""
@@ -222,22 +251,15 @@ class Group:
             raise PreflightError(f"a payload of rank {self.members[place]} {DAMAGED} at rank {self.rank}")
 
     def _let_server_go_first(self, num_bytes: int) -> None:
-        """Between machines: wait until a long payload has left the server, which is alive meanwhile.
+        """Between machines: wait for what follows a long payload; the server is alive meanwhile.
 
-        Whoever has all of it would else wait for the server's next numbers while a slow wire still brings the payload
-        to others, and gloo gives numbers a time limit.
+        Whoever has all of it would else wait with a time limit while a slow wire still brings the payload to others.
         """
-        if not self.store.spans_hosts or num_bytes <= PIECE_BYTES:
-            return
-        key = f"sent/{self.generation}/{self.sequence}"
-        if self.rank == 0:
-            self.store.set(key, "")
-            self.store.delete([self._sent] if self._sent else [])  # all have come here since
-            self._sent = key
+        if self.rank == 0 or not self.store.spans_hosts or num_bytes <= PIECE_BYTES:
             return
 
         def watch() -> None:
-            while not self.store.wait([key], min(1.0, self.liveness.timeout_s / 4)):
+            while not self.liveness.links.wait(self._topic, [0], min(1.0, self.liveness.timeout_s / 4)):
                 self._watch()
 
         self._guard(watch)
@@ -250,11 +272,6 @@ class Group:
             raise PreflightError(
                 f"rank {self.rank} was about to send {-self._left_to_send} bytes more than it announced"
             )
-
-    def _gather_rows(self, mine: Tensor) -> list[list[int]]:
-        received = [torch.zeros_like(mine) for _ in range(self.size)] if self.rank == 0 else []
-        self.wait(self._start(lambda: self._gloo().gather(received, mine)))
-        return [row.tolist() for row in received]
 
     @property
     def machines(self) -> tuple[int, ...] | None:
@@ -271,17 +288,24 @@ class Group:
         assert self._payload is not None, "payloads are sent once all ranks have agreed on them"
         return self._payload
 
-    def _start(self, start: Callable[[], Work]) -> Transfer:
+    @property
+    def _topic(self) -> str:
+        return f"numbers{self.generation}"
+
+    def _check(self) -> None:
         if self.is_broken:
             raise FedtorchError("this communicator has failed or was closed; it cannot be used any more")
+
+    def _start(self, start: Callable[[], Work]) -> Transfer:
+        self._check()
         transfer = Transfer(self._guard(start))
         self._transfers.add(transfer)
         return transfer
 
     def _gloo(self) -> Direct:
-        if self._numbers is None:
-            self._numbers = Direct(self.connector("gloo", "", self._place, self.size)())
-        return self._numbers
+        if self._sockets is None:
+            self._sockets = Direct(self.connector("gloo", "", self._place, self.size)())
+        return self._sockets
 
     def _connect_payload(self) -> None:
         """All ranks come here together: gloo connects each of them to all others."""
@@ -332,16 +356,3 @@ class Group:
         self.drop()
         # "[file:line] Connection closed by peer [...]. This is typically ..."
         self.on_error(re.sub(r"^\[[^]]*\] ", "", text).split(". This is typically")[0])
-
-
-def tell(group: Group, rank: int, numbers: Tensor) -> None:
-    """On the server: send `numbers` to `rank`, which takes them by `told`; nothing, if there are none."""
-    if len(numbers):
-        group.wait(group.begin(lambda gloo: gloo.send(numbers, group.members.index(rank)), numbers=True))
-
-
-def told(group: Group, numbers: Tensor) -> Tensor:
-    """Elsewhere: what the server tells this rank, as many numbers of that dtype; written there and returned."""
-    if len(numbers):
-        group.wait(group.begin(lambda gloo: gloo.receive(numbers, 0), numbers=True))
-    return numbers

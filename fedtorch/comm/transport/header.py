@@ -22,12 +22,8 @@ class Op(IntEnum):
 
     BROADCAST = 1
     """The server's flat vector to all."""
-    GATHER = 2
-    """Every rank's messages of numbers to the server."""
     BROADCAST_MESSAGES = 3
     """The server's messages of numbers to all."""
-    AGGREGATE = 4
-    """Begin an aggregation."""
     REDUCE = 5
     """The weighted sum, in which every rank adds its own updates and a ring reduce adds the ranks' sums."""
     SEND_SUMS = 6

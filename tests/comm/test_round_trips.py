@@ -1,0 +1,63 @@
+"""A round costs a silo far away so many round trips and no more."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+import pytest
+from harness import make_config, make_runner, pinned
+from ranks import run_ranks
+from toy import Quadratic
+from trips import Trips
+
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.options import Network
+from fedtorch.config.schema import CheckpointConfig, EvalConfig
+
+CLIENTS = {name: (1.0, float(place), 4) for place, name in enumerate("abcd")}
+FULL = {"eval": EvalConfig(), "checkpoint": CheckpointConfig(every=1)}
+TRAINED = {"wait for gather": 1, "broadcast_messages": 1, "send_sums": 2}
+"""Reports; who counts; the header of the sum, then the sum and that it is whole."""
+RECEIVED = {"wait for broadcast": 1, "broadcast": 1}
+"""All are there for the same vector; the vector."""
+EVALUATED = {"wait for scores": 1}
+"""Scores, and what the server makes of them."""
+SAVED = {"wait for files": 1, "wait for saved": 1}
+"""What was written; what came of it."""
+
+
+def counted(folder: str, rounds: int, is_full: bool, recovers: bool) -> dict[str, int]:
+    with pytest.MonkeyPatch.context() as patch:
+        trips = Trips(patch)
+        apart = Network(shares_memory=False)
+        changes: Any = FULL if is_full else {}
+        config = make_config(os.path.join(folder, str(rounds)), Quadratic(clients=CLIENTS), rounds=rounds, **changes)
+        with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, recovers=recovers, network=apart) as comm:
+            comm.preflight({})
+            pinned(make_runner(config, comm)).run()
+    return dict(trips.counted)
+
+
+def of_a_round(folder: str, ranks: int, is_full: bool, recovers: bool) -> dict[str, int]:
+    """Trips of the last rank in one of two rounds by which runs differ, by phase."""
+    few, many = (run_ranks(counted, ranks, folder, rounds, is_full, recovers)[-1] for rounds in (3, 5))
+    found = Counter(many)
+    found.subtract(few)
+    assert not any(trips % 2 for trips in found.values()), (few, many)
+    return {phase: trips // 2 for phase, trips in found.items() if trips}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_round_takes_six_round_trips_and_one_that_is_evaluated_and_saved_ten(ranks: int, tmp_path: Any) -> None:
+    plain = of_a_round(str(tmp_path / "plain"), ranks, False, False)
+    assert plain == {**RECEIVED, **TRAINED}
+    full = of_a_round(str(tmp_path / "full"), ranks, True, False)
+    assert full == {**RECEIVED, **TRAINED, **EVALUATED, **SAVED, "wait for broadcast": 2}
+    assert (sum(plain.values()), sum(full.values())) == (6, 10)
+
+
+def test_where_the_others_go_on_without_a_lost_rank_two_meetings_find_out_whether_one_is(tmp_path: Any) -> None:
+    found = of_a_round(str(tmp_path), 3, True, True)
+    assert sum(found.values()) == 12, found
