@@ -305,6 +305,7 @@ class DistributedCommunicator(Communicator):
         self, local: UpdateBuffer, accepted: Sequence[Report], *, round: int, secret: bool = False
     ) -> Iterator[AcceptedUpdates | None]:
         """Open the round's updates by the protocol of `comm.sums.aggregation`."""
+        self._group.connect()  # the way of a sum depends on that of payloads
         aggregation = replace(self._aggregation(local, round), is_secret=secret)
         if not self.is_server:
             answer_requests(aggregation)

@@ -123,6 +123,11 @@ class Group:
 
     def _end_of_header(self, num_bytes: int) -> None:
         self._left_to_send = num_bytes
+        self.connect()
+
+    def connect(self) -> None:
+        """Let payloads have their way, if they have none yet; all members call it alike."""
+        self._check()
         if self._payload is None:
             self._guard(self._connect_payload)
 
