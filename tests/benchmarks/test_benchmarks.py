@@ -119,6 +119,7 @@ def test_a_wire_of_known_bandwidth_is_all_that_processes_have() -> None:
     assert float(taken.stdout) > 0.1
 
 
+@pytest.mark.slow  # programs of its own, each of which imports torch
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.processes
 def test_the_sparse_benchmark_compares_wires(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,6 +137,7 @@ def test_a_wire_that_cannot_be_is_refused(word: str, capsys: pytest.CaptureFixtu
     assert "number of Gbit/s" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # programs of its own, each of which imports torch
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.processes
 @pytest.mark.slow

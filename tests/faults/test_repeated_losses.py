@@ -31,8 +31,10 @@ def test_the_run_ends_once_and_names_the_client(tmp_path: Path) -> None:
     assert supervise(config, sets=SETS, max_restarts=0).code == 0
 
 
-@pytest.mark.parametrize("client", ["a", "b"])
-@pytest.mark.parametrize("works", ["true", "false"])
+SLOW = [pytest.param("b", "true", marks=pytest.mark.slow), pytest.param("a", "false", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize(("client", "works"), [("a", "true"), ("b", "false"), *SLOW])
 def test_the_others_go_on_without_it(client: str, works: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bits of a run in one process in which this client fails from that round on.
 

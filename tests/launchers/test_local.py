@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from supervisor import Ended, at, toy_config
+from ranks import expect_exit
+from supervisor import Ended, as_rank, at, toy_config
 
 from fedtorch.core.errors import ConfigError, RestartsError
 from fedtorch.main import main
@@ -206,9 +207,10 @@ def test_a_gpu_that_fails_ends_the_run_with_its_client_and_step_and_is_not_tried
     reason = "rank 1 left the job with DeviceError: client `b`, round 1, phase train, step 1; its log has the reason"
     assert f"fedtorch: {reason}" in printed and Ended(tmp_path / "run").status["reason"] == reason
     assert not list(tmp_path.rglob("*attempt1*"))
-    words = [sys.executable, "-m", "fedtorch.main", "--config", str(config), "--resume", "never", *settings[:2]]
-    alone = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert alone.returncode == 11 and named in alone.stderr
+    faults = {name: os.environ[name] for name in ("FEDTORCH_TESTING", "FEDTORCH_FAULTS")}
+    words = ["--config", str(config), "--resume", "never", *settings[:2]]
+    (alone,) = expect_exit(as_rank, 1, words, environ=faults)
+    assert alone.exit_code == 11 and named in Ended(tmp_path / "run").log(0)
     status = Ended(tmp_path / "run").status
     assert (status["code"], status["state"]) == (11, "failed") and named in status["reason"]
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from supervisor import toy_config
+from ranks import expect_exit, run_ranks
+from supervisor import as_rank, toy_config
 
 from fedtorch import RunTracker
 from fedtorch.main import main
 from fedtorch.report.command_line import main as report
 from fedtorch.tracking.records import Record
 
-ROOT = Path(__file__).parents[2]
+NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000  # CLONE_NEWNS and CLONE_NEWUSER of <linux/sched.h>
 ROUNDS = 5
 
 
@@ -117,9 +118,8 @@ def test_a_run_that_begins_anew_has_no_results_of_the_one_before(tmp_path: Path)
     config, run = toy_config(tmp_path), tmp_path / "run"
     assert main(["--config", str(config)]) == 0
     faults = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": "kill:phase=train,round=1"}
-    words = [sys.executable, "-m", "fedtorch.main", "--config", str(config), "--resume", "never"]
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}", **faults}
-    assert subprocess.run(words, env=environ, capture_output=True).returncode == -9
+    (killed,) = expect_exit(as_rank, 1, ["--config", str(config), "--resume", "never"], environ=faults)
+    assert killed.exit_code == -9
     assert not (run / "results.json").exists()
 
 
@@ -151,7 +151,22 @@ def test_a_run_ends_with_its_result_or_with_a_reason_whatever_file_is_refused(
         assert path in said and "free some space" in said
 
 
-@pytest.mark.timeout(120)
+def on_a_small_disk(run: Path, kilobytes: int, words: list[str], said: Path) -> int:
+    """The exit code of a run on a disk of its own, which is copied to `kept` beside it; what it says goes to `said`."""
+    libc, ids = ctypes.CDLL(None, use_errno=True), (os.geteuid(), os.getegid())
+    if libc.unshare(NEW_USER | NEW_MOUNTS):
+        raise OSError(ctypes.get_errno(), "this process gets no namespaces")
+    Path("/proc/self/setgroups").write_text("deny")
+    for name, number in zip(("uid_map", "gid_map"), ids):
+        Path("/proc/self", name).write_text(f"0 {number} 1")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(run)], check=True)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    code = main(words)
+    shutil.copytree(run, run.parent / "kept")
+    return code
+
+
 @pytest.mark.parametrize("kilobytes", [44, 60, 80, 104])
 def test_on_a_disk_that_fills_up_a_run_has_its_results_or_ends_with_8(
     kilobytes: int, whole: dict[str, Any], tmp_path: Path
@@ -159,18 +174,16 @@ def test_on_a_disk_that_fills_up_a_run_has_its_results_or_ends_with_8(
     mount = f"mount -t tmpfs -o size={kilobytes}k tmpfs {tmp_path / 'run'}"
     config = toy_config(tmp_path, rounds=str(ROUNDS))
     (tmp_path / "run").mkdir()
-    kept = tmp_path / "kept"
-    script = f'{mount} && "$@"; code=$?; cp -r {tmp_path / "run"} {kept}; exit $code'
+    kept, told = tmp_path / "kept", tmp_path / "stderr.txt"
     if shutil.which("unshare") is None:
         pytest.skip("no unshare, by which a tmpfs is mounted")
     if (tried := subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, text=True)).returncode:
         pytest.skip(f"this machine lets nobody mount a tmpfs: {tried.stderr}")
-    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/support'}"}
-    words = ["unshare", "-rm", "sh", "-c", script, "sh", sys.executable, "-m", "fedtorch.main", "--config", str(config)]
-    done = subprocess.run(words, env=environ, capture_output=True, text=True)
-    assert done.returncode in (0, 8), done.stderr
-    if done.returncode == 8:
-        assert "free some space" in done.stderr
+    (code,) = run_ranks(on_a_small_disk, 1, tmp_path / "run", kilobytes, ["--config", str(config)], told)
+    said = told.read_text()
+    assert code in (0, 8), said
+    if code == 8:
+        assert "free some space" in said
         return
     found = results(kept)
     gap = found.pop("records", None)

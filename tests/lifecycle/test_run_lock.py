@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from supervisor import toy_config
+from supervisor import supervise, toy_config
 
 import fedtorch
 from fedtorch.core.errors import ConfigError
@@ -105,6 +105,15 @@ def test_a_side_that_is_kept_running_ends_with_2_too(tmp_path: Path, monkeypatch
     assert not (tmp_path / "run" / "status.json").exists()
 
 
+def test_on_ranks_the_second_run_ends_with_2_too(tmp_path: Path) -> None:
+    config = toy_config(tmp_path)
+    with held([tmp_path / "run"]):
+        ended = supervise(config, 2, max_restarts=0, sets=["rounds=3"], grace_s=1.0)
+    assert ended.codes[0][0] == 2 and ended.codes[0][1]
+    assert not (tmp_path / "run" / "status.json").exists()
+
+
+@pytest.mark.slow  # the one before is the same, without what torchrun prints
 @pytest.mark.timeout(120)
 def test_under_torchrun_the_second_run_ends_with_the_message(tmp_path: Path) -> None:
     config = toy_config(tmp_path)

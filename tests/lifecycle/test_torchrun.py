@@ -68,6 +68,7 @@ def test_torchrun_restarts_after_a_sigkill_and_ends_with_the_same_bits(
     assert digest(tmp_path / "run") == digest(tmp_path / "alone")
 
 
+@pytest.mark.slow  # six interpreters; tests/invariance has as many ranks from a fork server
 @pytest.mark.timeout(240)
 def test_five_ranks_under_torchrun_give_the_bits_of_one_process(tmp_path: Path) -> None:
     """The README's command, on a smaller job: a server and four workers."""

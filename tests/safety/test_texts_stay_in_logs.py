@@ -74,7 +74,7 @@ def run(folder: Path, way: str, ranks: int, *, is_full: bool, changes: tuple[str
             (run / f"log.rank{rank}.txt").symlink_to("/dev/full")
     words = [sys.executable, "-m", "fedtorch.cli", "run", "--config", "smoke/fedavg"]
     if ranks > 1:
-        words += ["--ranks", str(ranks)]
+        words += ["--ranks", str(ranks), "--max-restarts", "1"]
     words += ["--set", f"run.dir={run}", "rounds=1", "eval.every=0", "task.max_train=2", *changes]
     words += [f"algorithm={{name: 'careless:Careless', way: {way}}}", "clients.min=1"]
     environ = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import pytest
 import torch
 from harness import make_runner
 from own_rows import write_rows
+from ranks import run_ranks
+from supervisor import as_rank
 from trained_otherwise import answers
 
 import fedtorch
@@ -79,14 +81,14 @@ def runner_of(*sets: str) -> Any:
     return make_runner(load("script/first", own))
 
 
-def run(name: str = "train.py", *sets: str, ranks: int | None = None) -> Any:
+def run(name: str = "train.py", *sets: str) -> Any:
     own = ["task.name=script", f"task.script={name}", "client.trainer=script", *sets]
-    return fedtorch.run("script/first", own, **({} if ranks is None else {"ranks": ranks}))
+    return fedtorch.run("script/first", own)
 
 
-def test_alone_it_has_all_rows_and_sends_nothing(folder: Path) -> None:
-    done = subprocess.run([sys.executable, str(script(folder))], capture_output=True, text=True, check=True)
-    assert done.stdout == "sent 30 alone\n"
+def test_alone_it_has_all_rows_and_sends_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(script(folder)), run_name="__main__")
+    assert capsys.readouterr().out == "sent 30 alone\n"
 
 
 def test_outside_of_a_run_the_calls_do_nothing(folder: Path) -> None:
@@ -112,8 +114,10 @@ def test_the_command_trains_every_client_on_its_own_rows(folder: Path, capfd: py
 def test_one_digest_however_many_ranks(folder: Path) -> None:
     script(folder)
     alone = run("train.py", "run.dir=one")
-    others = [run("train.py", f"run.dir=on{ranks}", ranks=ranks) for ranks in (3,)]
-    assert [other.digest for other in others] == [alone.digest]
+    own = ["task.name=script", "task.script=train.py", "client.trainer=script", "run.dir=three"]
+    run_ranks(as_rank, 3, ["--config", "script/first", "--set", *own])
+    found = json.loads((folder / "three/results.json").read_text())
+    assert found["digest"] == alone.digest and json.loads((folder / "three/env.json").read_text())["ranks"] == 3
 
 
 def test_a_round_is_the_scripts_own_step_by_hand(folder: Path) -> None:
