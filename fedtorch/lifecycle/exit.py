@@ -20,6 +20,7 @@ from fedtorch.core.errors import (
     RestartsError,
 )
 from fedtorch.core.streams import print_error
+from fedtorch.lifecycle.run_lock import is_held
 from fedtorch.lifecycle.silo_status import is_servers, silo, write_silo_status
 from fedtorch.lifecycle.status import NAME as STATUS
 from fedtorch.lifecycle.status import ended_with, write_status
@@ -75,13 +76,14 @@ def last_words(config: Config, folders: Sequence[Path], rank: int, command: str,
 def note_end(config: Config, error: FedtorchError, rank: int, command: str, *, begun: float) -> None:
     """Say in status.json why the run ends: the server, or where that is lost and had no time to, who has seen it.
 
-    begun: when this rank began, by time.time(); what status.json said before that was of an earlier attempt.
+    begun: when this rank began, by time.time(); what status.json said before that was of an earlier attempt. A folder
+    that is held has a server: this job's, which says it itself, or that of another run, which has refused this one's.
     """
     is_lost = isinstance(error, LostRankError) and 0 in error.ranks
     reason, has_time = str(error).splitlines()[0], config.tells_times
     if silo() and not is_servers(config.folder):
         write_silo_status(config, silo(), code=error.exit_code, reason=reason, command=command)
-    elif rank == 0 or (is_lost and not _has_spoken(config.folder, begun)):
+    elif rank == 0 or (is_lost and not _has_spoken(config.folder, begun) and not is_held(config.folder)):
         write_status(config.folder, code=error.exit_code, reason=reason, command=command, has_time=has_time)
 
 

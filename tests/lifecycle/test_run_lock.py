@@ -16,8 +16,10 @@ import pytest
 from supervisor import supervise, toy_config
 
 import fedtorch
-from fedtorch.core.errors import ConfigError
+from fedtorch.config.load import load
+from fedtorch.core.errors import ConfigError, DeadlineError
 from fedtorch.lifecycle import run_lock
+from fedtorch.lifecycle.exit import note_end
 from fedtorch.lifecycle.run_lock import NAME, held, is_held
 from fedtorch.main import main
 from launchers import restarts
@@ -195,6 +197,17 @@ def test_a_file_system_without_locks_is_warned_of(number: int, tmp_path: Path, m
 def test_a_network_file_system_whose_locks_are_local_is_warned_of(mount: str, found: str, tmp_path: Path) -> None:
     (tmp_path / "mounts").write_text(f"/dev/vda / ext4 rw 0 0\n{mount}\n")
     assert run_lock._of_one_machine(Path("/data/my runs/run"), tmp_path / "mounts") == found
+
+
+def test_a_rank_that_waited_for_a_refused_server_writes_nothing_into_the_folder_of_the_run_that_is_there(
+    tmp_path: Path,
+) -> None:
+    config, error = load(toy_config(tmp_path)), DeadlineError("rank 0 (the server) was never there", ranks=(0,))
+    with held([config.folder]):
+        note_end(config, error, 1, "", begun=time.time())
+        assert not (config.folder / "status.json").exists()
+    note_end(config, error, 1, "", begun=time.time())
+    assert json.loads((config.folder / "status.json").read_text())["code"] == DeadlineError.exit_code
 
 
 def test_other_ranks_take_no_lock(tmp_path: Path) -> None:
