@@ -24,13 +24,13 @@ class InitialBuffers:
         for part, name, initial in self._places:
             getattr(part, name).copy_(initial)
 
-    def now(self) -> dict[str, Tensor]:
+    def present(self) -> dict[str, Tensor]:
         """Copies of what they are now, by name, on the CPU."""
-        present = (getattr(part, name).detach() for part, name, _ in self._places)
-        return {name: buffer.cpu().clone() for name, buffer in zip(self.values, present, strict=True)}
+        found = (getattr(part, name).detach() for part, name, _ in self._places)
+        return {name: buffer.cpu().clone() for name, buffer in zip(self.values, found, strict=True)}
 
     @torch.no_grad()
     def put(self, values: Mapping[str, Tensor]) -> None:
-        """Put into the module what `now` gave."""
+        """Put into the module what `present` gave."""
         for (part, own, _), name in zip(self._places, self.values, strict=True):
             getattr(part, own).copy_(values[name])

@@ -349,7 +349,7 @@ class Engine(InitialVectors):
         tensors = {SHARED: self.on_cpu(None)} if self.shared.size else {}
         if self.private.size:
             tensors[PRIVATE] = self.snapshot_private()
-        tensors |= {BUFFER + name: value for name, value in self._buffers.now().items()}
+        tensors |= {BUFFER + name: value for name, value in self._buffers.present().items()}
         numbers = {SCALE + name: value for name, value in self._scale_numbers().items()}
         if with_optimizer:
             kept, counts = self.optimizer_state()
