@@ -84,6 +84,7 @@ REFUSED = {
     "fewfedweight": "in a way of its own",
     "silo_augmented": "exchanges nothing",
     "metaweighting": "in a way of its own",
+    "streaming_diloco": "in a way of its own",
     "local": "exchanges nothing",
 }
 

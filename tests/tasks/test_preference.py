@@ -31,7 +31,7 @@ from fedtorch.setup.predict import main as predict_main
 from fedtorch.tasks.continued import Continued
 from fedtorch.tasks.judged import Judged, Likelihoods, Pairs, Verdicts, both_texts
 from fedtorch.tasks.preference import Preference
-from fedtorch.train import job
+from fedtorch.train import saved_loop
 
 LORA = {**GPT2, **DROPPED, "adapter": {"r": 2, "dropout": 0.1}}
 FULL = {**GPT2, **DROPPED}
@@ -57,14 +57,14 @@ def config_of(folder: Path, task: Preference, **changes: Any) -> Config:
 @pytest.fixture
 def curves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, ...]]:
     """The losses of each training, step by step."""
-    found, given = list[tuple[float, ...]](), job.train
+    found, given = list[tuple[float, ...]](), saved_loop.train
 
     def train(*args: Any, **keys: Any) -> Any:
         curve = given(*args, **keys)
         found.append(curve.losses)
         return curve
 
-    monkeypatch.setattr(job, "train", train)
+    monkeypatch.setattr(saved_loop, "train", train)
     return found
 
 
