@@ -45,7 +45,7 @@ class Parts:
         return self.folder / f"{self.turn}.safetensors"
 
     def all(self) -> dict[str, Callable[[], Any]]:
-        """What it is -> what does it."""
+        """The parts by name, each with the function that does it."""
         return {
             "are the weights finite?": lambda: is_finite(self.weights),
             "copy into the system's cache": lambda: save_file(self.tensors, self.path),

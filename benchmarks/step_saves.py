@@ -1,4 +1,4 @@
-"""What do saves inside a round cost? Seconds with and without them in turns, in one process.
+"""Measure what saves inside a round cost: seconds with and without them in turns, in one process.
 
 python benchmarks/step_saves.py [--width N] [--layers N] [--steps N] [--every N] [--repeat N] [--lose S] [--json OUT]
 

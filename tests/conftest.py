@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,30 @@ def _no_sync() -> Iterator[None]:
     """What is written need not outlast a loss of power: a sync takes a millisecond, and runs make thousands."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Whoever builds a DeepSpeed engine sets LOCAL_RANK, and accelerate would look for the other ranks."""
+    before = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    yield
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _environment_of_the_file() -> Iterator[None]:
+    """The environment after a file's tests and their fixtures is as it was before."""
+    with _environment():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _own_environment() -> Iterator[None]:
+    """The environment after a test is as it was before."""
+    with _environment():
         yield
 
 

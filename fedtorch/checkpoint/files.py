@@ -181,15 +181,34 @@ def _free_bytes(path: Path) -> int | str:
     return "unknown"
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> tuple[int, int]:
-    """Write and sync a safetensors file; tensors may be on any device and share memory.
+@contextmanager
+def put_whole(path: Path, need: int) -> Iterator[Path]:
+    """Where to write a file that takes the place of `path` when the block ends, and not if it fails.
 
-    Returns its size and its digest.
+    need: bytes that it needs, for the message.
+
+    Raises:
+        CheckpointError: the disk refused; nothing of it is left.
     """
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with writing(path, need, partial):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        os.replace(partial, path)
+        sync(path.parent)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> dict[str, Tensor]:
+    """Write and sync a safetensors file; tensors may be on any device and share memory. What was written of them."""
     found = unshared(tensors)
     save_file(found, path, metadata=metadata)
     sync(path)
-    return path.stat().st_size, digest_written(path, found)
+    return found
+
+
+def entry_of(name: str, path: Path, found: Mapping[str, Tensor]) -> FileEntry:
+    """The entry, under this name, of a file that `save_tensors` has written; found: what it returned."""
+    return FileEntry(name, path.stat().st_size, digest_written(path, found))
 
 
 def digest_written(path: Path, found: Mapping[str, Tensor]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import xxhash
 
-from fedtorch.checkpoint.files import FEW, MANIFEST, FileEntry, digest_file, save_tensors, sync, to_json
+from fedtorch.checkpoint.files import FEW, MANIFEST, FileEntry, digest_file, entry_of, save_tensors, sync, to_json
 from fedtorch.checkpoint.manifest_form import FORM, SERVER_FILES
 from fedtorch.core.server import ServerState
 from fedtorch.core.version import VERSION
@@ -61,7 +61,7 @@ def write_folder(
     lines: of earlier manifests of the same process, so that a client's are laid out when its files change.
     """
     tensors, told = (folder / name for name in SERVER_FILES)
-    own = [FileEntry(tensors.name, *save_tensors(tensors, server.tensors, {}))]
+    own = [entry_of(tensors.name, tensors, save_tensors(tensors, server.tensors, {}))]
     state: dict[str, Any] = {"round": round, "states": len(clients)}
     state |= {"numbers": server.numbers, "num_clients": server.num_clients, "names": list(server.tensors)}
     told.write_text(to_json(state))

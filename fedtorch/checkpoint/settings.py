@@ -26,7 +26,7 @@ class CheckpointConfig:
     """Within a round too: a worker saves the training of a client that is under way after so many steps, and at its
     end. A run that is killed repeats at most so many steps of each worker. null: rounds are repeated whole"""
     every_seconds: Positive | None = None
-    """The same by the worker's clock, after the first step that ends so many seconds after the last save"""
+    """Seconds after which a worker does so by its own clock, at the next step's end; null: only `every_steps` counts"""
     overlap: bool = False
     """Let the server write its part while the clients of the next round train, so that they need not wait; a run that
     is killed meanwhile goes on from the checkpoint before. Same files. The last checkpoint is waited for."""

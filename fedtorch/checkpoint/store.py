@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +17,11 @@ from fedtorch.checkpoint.files import (
     check_present,
     checked,
     client_path,
+    entry_of,
     load_tensors,
     parsing,
     put_in_place,
+    put_whole,
     read_manifest,
     remove_files,
     save_tensors,
@@ -87,16 +88,11 @@ class Checkpoints:
         Raises:
             CheckpointError: the disk refused; nothing is left behind.
         """
-        path = self.folder / client_path(client, round, part)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        with writing(path, state.num_bytes, partial):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        name = client_path(client, round, part)
+        with put_whole(self.folder / name, state.num_bytes) as partial:
             extra = {"client": client, "round": round, "part": part}
             extra |= {"numbers": state.numbers, "names": list(state.tensors)}
-            size, digest = save_tensors(partial, state.tensors, {"state": to_json(extra)})
-            entry = FileEntry(client_path(client, round, part), size, digest)
-            os.replace(partial, path)
-            sync(path.parent)
+            entry = entry_of(name, partial, save_tensors(partial, state.tensors, {"state": to_json(extra)}))
         return entry
 
     def write(

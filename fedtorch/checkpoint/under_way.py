@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ import xxhash
 from safetensors import safe_open
 from torch import Tensor
 
-from fedtorch.checkpoint.files import load_tensors, parsing, save_tensors, sync, to_json, writing
+from fedtorch.checkpoint.files import load_tensors, parsing, put_whole, save_tensors, to_json
 from fedtorch.checkpoint.inside import check_names, checked_numbers
 from fedtorch.core.client import file_stem
 from fedtorch.core.errors import CheckpointError
@@ -33,7 +32,7 @@ class UnderWayFile:
     """The two files in turn of one rank of a worker for one training; the newer one is never written over."""
 
     folder: Path
-    """Of the run."""
+    """The run's."""
     key: Key
     """`client`, `round`, `training` and `part` name the file; the others are compared."""
 
@@ -49,15 +48,10 @@ class UnderWayFile:
         Raises:
             CheckpointError: the disk refused; nothing of it is left.
         """
-        path = self.path(slot)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        with writing(path, sum(tensor.nbytes for tensor in tensors.values()), partial):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            state = to_json({"key": dict(self.key), "numbers": dict(numbers), "names": list(tensors)})
-            whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        state = to_json({"key": dict(self.key), "numbers": dict(numbers), "names": list(tensors)})
+        whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        with put_whole(self.path(slot), sum(tensor.nbytes for tensor in whole.values())) as partial:
             save_tensors(partial, whole, {"state": state, "xxh3": _digest(state, whole.values())})
-            os.replace(partial, path)
-            sync(path.parent)
 
     def read(self, slot: int) -> tuple[dict[str, Tensor], dict[str, int | float]] | None:
         """Read one of the two, copied; None where nothing was written.

@@ -6,6 +6,11 @@ same word may be a key in both.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
 # --- tensors of a client
 
 PRIVATE = "private"
@@ -148,3 +153,8 @@ def has_no_optimizer(purpose: str) -> str:
 def optimizer(purpose: str) -> str:
     """How the entries of a client's optimiser begin, where it keeps one."""
     return f"{purpose}{OPTIMIZER}"
+
+
+def part_of(entries: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """The entries whose names begin with the prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}

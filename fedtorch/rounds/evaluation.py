@@ -120,14 +120,18 @@ class Evaluation:
             )
             for name, pairs in (own.items() if context.role.leads else ())
         ]
-        gathered, answered = context.members.exchange(
-            "scores", messages, lambda gathered: () if answer is None else answer(self._scores(gathered))
-        )
+        found: dict[str, Scores] = {}
+
+        def reply(gathered: list[Packet]) -> Sequence[Packet]:
+            found.update(self._scores(gathered))
+            return () if answer is None else answer(found)
+
+        gathered, answered = context.members.exchange("scores", messages, reply)
         told = {context.name(message): message.numbers for message in gathered}
         for name, numbers in told.items():
             context.mechanism.heard(name, numbers, context.server)
         self.rounds = {name: int(numbers[BEST_ROUND]) for name, numbers in told.items() if BEST_ROUND in numbers}
-        return self._scores(gathered), answered
+        return found, answered
 
     def _scores(self, gathered: Sequence[Packet]) -> dict[str, Scores]:
         return {

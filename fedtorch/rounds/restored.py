@@ -80,14 +80,8 @@ def _of_server(context: RoundContext, saved: ServerState, round: int) -> Iterato
         elif tensor.is_floating_point() and not name.startswith(keys.SERVER_JOB) and not is_finite(tensor):
             yield f"has numbers in `{shortened(name)}` that are not finite"
     yield from _numbers(saved.numbers, round)
-    yield from _of_client(context, SERVER, ClientState(_of_job(saved.tensors), _of_job(saved.numbers)), round)
-
-
-def _of_job(kept: Mapping[str, T]) -> dict[str, T]:
-    """State that the server's training on its own data keeps, as a client's would."""
-    return {
-        name.removeprefix(keys.SERVER_JOB): value for name, value in kept.items() if name.startswith(keys.SERVER_JOB)
-    }
+    of_job = ClientState(keys.part_of(saved.tensors, keys.SERVER_JOB), keys.part_of(saved.numbers, keys.SERVER_JOB))
+    yield from _of_client(context, SERVER, of_job, round)
 
 
 def _needed(context: RoundContext, saved: ServerState, round: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedtorch.core.client import Client, ClientState
-from fedtorch.core.state_keys import SERVER_JOB
+from fedtorch.core.state_keys import SERVER_JOB, part_of
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.membership import Stopped
 from fedtorch.tasks.base import SERVER
@@ -61,8 +61,8 @@ class ServerTraining:
             run_seed=context.config.run.seed,
             received=context.vectors.by_name(),
             state=ClientState(
-                {n.removeprefix(SERVER_JOB): t for n, t in server.tensors.items() if n.startswith(SERVER_JOB)},
-                {n.removeprefix(SERVER_JOB): x for n, x in server.numbers.items() if n.startswith(SERVER_JOB)},
+                part_of(server.tensors, SERVER_JOB),
+                part_of(server.numbers, SERVER_JOB),
             ),
             outgoing=Outgoing(torch.zeros(0), (), type(context.algorithm).__name__),
             engine=components.engine,

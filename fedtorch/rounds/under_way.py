@@ -17,9 +17,10 @@ from fedtorch.checkpoint.files import to_json
 from fedtorch.checkpoint.under_way import UnderWayFile
 from fedtorch.config.load import run_digest
 from fedtorch.core.errors import CheckpointError
+from fedtorch.core.state_keys import part_of
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.membership import Stopped
-from fedtorch.train.moment import OWN, Moment, part_of
+from fedtorch.train.moment import OWN, Moment
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core import devices
 from fedtorch.core.seeds import seed_torch
+from fedtorch.core.state_keys import part_of
 from fedtorch.core.weights import Layout, Partition, aligned, bind, keep_bound
 from fedtorch.train.batches import SplitBatch
 from fedtorch.train.buffers import InitialBuffers
@@ -27,7 +28,6 @@ from fedtorch.train.moment import (
     SCALE,
     SHARED,
     Moment,
-    part_of,
 )
 from fedtorch.train.optim import Optimizers, forget, load_state, make_schedule, state_of
 from fedtorch.train.pinned_copy import PinnedCopier, check_ids, to_device

@@ -21,7 +21,7 @@ from fedtorch.train.batches import Batching, SplitBatch, StepPlan
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.lengths import Lengths
 from fedtorch.train.loop import LossCurve, Step
-from fedtorch.train.moment import OPTIMIZER, PRIVATE, SHARED, Moment, Saves, part_of
+from fedtorch.train.moment import OPTIMIZER, PRIVATE, SHARED, Moment, Saves
 from fedtorch.train.noised import NoisedTraining, noised_sum, train_noised
 from fedtorch.train.outgoing import Outgoing
 from fedtorch.train.saved_loop import SavedLoop
@@ -191,20 +191,19 @@ class ClientJob:
         if run_steps is None:
             run_steps = self.steps_of_the_run(len(examples), epochs=epochs)
         start = partial(self._start, weights, hp, purpose, planned=len(plans), run_steps=run_steps)
+        facts = partial(self._facts, weights, hp, len(plans), run_steps)
         if self.silo is None:
             loop = SavedLoop(self.engine, self.task.loss, hp, held or {}, len(plans))
             saved = None
             if self.saves is not None:
-                facts = self._facts(weights, hp, len(plans), run_steps)
-                facts.append(repr((purpose, len(examples), self.parts)).encode())
-                saved = self.saves.training(facts, loop.fault)
+                more = repr((purpose, len(examples), self.parts)).encode()
+                saved = self.saves.training([*facts(), more], loop.fault)
             steps = partial(self.collated, examples=examples)
             curve = loop.train(plans, steps, start, saved, before_step=before_step, after_step=self.on_step)
         elif data is not None:
             raise UpdateError("with privacy.kind record a client trains on its own rows alone")
         else:
-            facts = self._facts(weights, hp, len(plans), run_steps)
-            curve = self._train_noised(self.silo, plans, purpose, facts, start, before_step)
+            curve = self._train_noised(self.silo, plans, purpose, facts(), start, before_step)
         if hp.schedule_span == "run":
             self.state.numbers[keys.steps(purpose)] = self._taken(purpose) + len(plans)
         if hp.optimizer_state == "keep":
@@ -327,7 +326,7 @@ class ClientJob:
         private, kept = self.private, self._kept_optimizer(purpose) if hp.optimizer_state == "keep" else None
         if found is not None:
             weights, private = found.tensors.get(SHARED, weights), found.tensors.get(PRIVATE)
-            kept = part_of(found.tensors, OPTIMIZER), part_of(found.numbers, OPTIMIZER)
+            kept = keys.part_of(found.tensors, OPTIMIZER), keys.part_of(found.numbers, OPTIMIZER)
         self.engine.start(
             weights,
             private,
@@ -356,6 +355,4 @@ class ClientJob:
 
     def _kept_optimizer(self, purpose: str) -> tuple[dict[str, Tensor], dict[str, int | float]]:
         prefix = keys.optimizer(purpose)
-        tensors = {k.removeprefix(prefix): v for k, v in self.state.tensors.items() if k.startswith(prefix)}
-        numbers = {k.removeprefix(prefix): v for k, v in self.state.numbers.items() if k.startswith(prefix)}
-        return tensors, numbers
+        return keys.part_of(self.state.tensors, prefix), keys.part_of(self.state.numbers, prefix)

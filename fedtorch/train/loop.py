@@ -82,7 +82,7 @@ class Taken:
     losses: list[Tensor] = field(default_factory=list)
     """The loss of each, detached, shape (), on the device."""
     penalties: list[Tensor] = field(default_factory=list)
-    """What the algorithm added to each, in the same form."""
+    """Penalties that the algorithm added to each, in the same form."""
     epochs: list[int] = field(default_factory=list)
     """The epoch of each."""
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from torch import Tensor
-
-T = TypeVar("T")
 
 SHARED, PRIVATE = "shared", "private"
 BUFFER, OPTIMIZER, SCALE, HELD = "buffer/", "optimizer/", "scale/", "held/"
@@ -54,7 +52,7 @@ class Saves(Protocol):
     """Saves the trainings of one client in one round."""
 
     counted: Mapping[str, float]
-    """What the task has counted up to the last save, which it counts no more."""
+    """Counts of the task up to the last save, which it holds no more."""
 
     def training(self, facts: Sequence[bytes | memoryview], fault: Callable[[Moment], str]) -> SavedTraining:
         """The client's next training.
@@ -63,8 +61,3 @@ class Saves(Protocol):
         read, as a clause; empty: nothing.
         """
         ...
-
-
-def part_of(entries: Mapping[str, T], prefix: str) -> dict[str, T]:
-    """The entries with the prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}

@@ -78,17 +78,14 @@ OPTIMIZERS: dict[str, Callable[[Groups, ClientConfig], torch.optim.Optimizer]] =
 
 def make_optimizer(names: Sequence[str], parameters: Sequence[nn.Parameter], hp: ClientConfig) -> torch.optim.Optimizer:
     """The optimiser `hp.optimizer` over parameters; those whose names match `hp.no_decay` decay by 0."""
-    groups: Groups = []
-    for of_muon, spared in ((False, False), (False, True), (True, False), (True, True)):
-        chosen = [
-            parameter
-            for name, parameter in zip(names, parameters, strict=True)
-            if steps_by_muon(name, parameter.shape, hp) is of_muon and _matches(name, hp.no_decay) is spared
-        ]
-        if chosen:
-            groups.append(
-                {"params": chosen, **({"weight_decay": 0.0} if spared else {}), **({MUON: 1} if of_muon else {})}
-            )
+    chosen: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in zip(names, parameters, strict=True):
+        kind = steps_by_muon(name, parameter.shape, hp), _matches(name, hp.no_decay)
+        chosen.setdefault(kind, []).append(parameter)
+    groups: Groups = [
+        {"params": params, **({"weight_decay": 0.0} if spared else {}), **({MUON: 1} if of_muon else {})}
+        for (of_muon, spared), params in sorted(chosen.items(), key=lambda group: group[0])
+    ]
     return OPTIMIZERS[hp.optimizer](groups, hp)
 
 

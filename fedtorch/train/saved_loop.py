@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtorch.core.state_keys import part_of
 from fedtorch.train.batches import StepPlan
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.loop import LossCurve, Step, Taken, train
-from fedtorch.train.moment import HELD, LOSSES, OPTIMIZER, PENALTIES, Moment, SavedTraining, part_of
+from fedtorch.train.moment import HELD, LOSSES, OPTIMIZER, PENALTIES, Moment, SavedTraining
 from fedtorch.train.optim import misfit
 from fedtorch.train.settings import ClientConfig
 from fedtorch.train.whole_passes import LossFunction

@@ -88,10 +88,10 @@ class ClientConfig:
     momentum: BelowOne = 0.0
     """Of sgd."""
     muon_for: tuple[str, ...] = ("*.[0-9]*.*",)
-    """Of muon: the matrices that it steps, by shell patterns over parameter names; of other shapes none. The default
-    takes all in numbered layers, so neither embeddings nor a head."""
+    """Matrices that muon steps, by shell patterns over parameter names; of other shapes none. The default takes all in
+    numbered layers, so neither embeddings nor a head."""
     muon_momentum: BelowOne = 0.95
-    """Of muon: share of the old in its moving mean of gradients."""
+    """Share of the old in muon's moving mean of gradients."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     """Of adam, adamw and muon's AdamW: decay of the two moments."""
     eps: Positive = 1e-8

@@ -17,7 +17,7 @@ from fedtorch.core import devices
 from fedtorch.core.client import ClientState
 from fedtorch.core.seeds import seed_for
 from fedtorch.core.shown import shortened
-from fedtorch.core.state_keys import TRAINER
+from fedtorch.core.state_keys import TRAINER, part_of
 from fedtorch.train.job import ClientJob
 from fedtorch.train.optim import load_state, state_of
 from fedtorch.train.settings import ClientConfig
@@ -64,7 +64,7 @@ class Kept:
     def optimizer(self) -> tuple[dict[str, Tensor], dict[str, int | float]] | None:
         """The optimiser's state as `state_of` gave it; None: it begins anew."""
         return (
-            (_below(self._job.state.tensors, _MOMENTS), _below(self._job.state.numbers, _MOMENTS))
+            (part_of(self._job.state.tensors, _MOMENTS), part_of(self._job.state.numbers, _MOMENTS))
             if self._keeps
             else None
         )
@@ -98,7 +98,7 @@ class Kept:
 
     def put_back_generators(self) -> None:
         """As they were after the last step of the round before."""
-        put_back_generators(_below(self._job.state.tensors, _RANDOM), self._job.engine.device)
+        put_back_generators(part_of(self._job.state.tensors, _RANDOM), self._job.engine.device)
 
     def load_schedule(self, optimizer: Any, schedule: Any) -> None:
         """Go on where the schedule was, with the rates that its last step had set for the next one."""
@@ -107,8 +107,8 @@ class Kept:
             group["lr"] = rate
 
     def _schedule(self) -> dict[str, Any]:
-        lists = {name: values.tolist() for name, values in _below(self._job.state.tensors, _SCHEDULE).items()}
-        return {**lists, **_below(self._job.state.numbers, _SCHEDULE)}
+        lists = {name: values.tolist() for name, values in part_of(self._job.state.tensors, _SCHEDULE).items()}
+        return {**lists, **part_of(self._job.state.numbers, _SCHEDULE)}
 
     def keep(self, trainer: Any) -> None:
         """Write what the next round needs into the client's state."""
@@ -162,7 +162,8 @@ def misfit(state: ClientState, shapes: Mapping[str, tuple[int, ...]], hp: Client
 
     shapes: of the trained parameters, by name.
     """
-    for path, value in _below({**state.tensors, **state.numbers}, _MOMENTS).items():
+    kept: dict[str, Any] = {**state.tensors, **state.numbers}
+    for path, value in part_of(kept, _MOMENTS).items():
         name, _, key = path.rpartition("/")
         if name not in shapes:
             return f"has {shortened(path)}, which is of no parameter that is trained"
@@ -172,9 +173,9 @@ def misfit(state: ClientState, shapes: Mapping[str, tuple[int, ...]], hp: Client
         return ""
     if _SCHEDULE + "last_epoch" not in state.numbers:
         return f"has no `{_SCHEDULE}last_epoch`, where the schedule goes on"
-    kept = _below(state.tensors, _RANDOM)
+    coins = part_of(state.tensors, _RANDOM)
     for name, wanted in generators(devices.CPU).items():
-        value = kept.get(name)
+        value = coins.get(name)
         if value is None or value.dtype != wanted.dtype or (name != "python_normal" and value.shape != wanted.shape):
             return f"has no state of a generator as `{_RANDOM}{name}`, with which the training goes on"
     return ""
@@ -207,7 +208,3 @@ def put_back_generators(kept: Mapping[str, Tensor], device: torch.device) -> Non
     torch.set_rng_state(kept["torch"])
     if "device" in kept:
         devices.set_generator_state(kept["device"], device)
-
-
-def _below(entries: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}

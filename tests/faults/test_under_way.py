@@ -69,7 +69,7 @@ def test_a_signal_loses_no_step(whole: str, tmp_path: Path) -> None:
     stopped = supervise(config, faults=killed(7).replace("kill", "term"), max_restarts=0)
     assert 75 in stopped.codes[0]
     ended = supervise(config)
-    assert ended.code == 0 and ended.digest == whole and gone_on(ended)["b"] in (7, 8)
+    assert ended.code == 0 and ended.digest == whole and 7 <= gone_on(ended)["b"] <= 12  # as soon as it is noticed
 
 
 def test_a_run_that_is_begun_anew_takes_nothing_up(whole: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import make_config, make_runner
+from harness import interrupt, make_config, make_runner
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from toy import Quadratic
@@ -19,7 +19,7 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.pfedme import PFedMe
 from fedtorch.checkpoint.under_way import FOLDER
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, Config, PrivacyConfig
-from fedtorch.core.errors import ConfigError, Interrupted
+from fedtorch.core.errors import ConfigError
 from fedtorch.rounds.under_way import UnderWay
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import under_way as rules
@@ -38,14 +38,7 @@ def config_of(folder: Path, **changes: Any) -> Config:
 
 def interrupted(config: Config, calls: int = 14) -> list[Path]:
     """The files that are left of a run that was stopped when it had looked for a signal so often."""
-    left = [calls]
-
-    def stop() -> bool:
-        left[0] -= 1
-        return left[0] < 0
-
-    with pytest.raises(Interrupted):
-        make_runner(config, stop=stop).run()
+    interrupt(config, calls)
     return sorted((config.folder / FOLDER).iterdir())
 
 

@@ -52,8 +52,8 @@ def pinned(runner: Runner) -> Runner:
     return runner
 
 
-def interrupted_and_resumed(config: Config, calls: int) -> Result:
-    """The result of a run that is asked to stop when it has looked for that so often, and then goes on."""
+def interrupt(config: Config, calls: int) -> None:
+    """Begin a run that is asked to stop when it has looked for that so often."""
     left = [calls]
 
     def stop() -> bool:
@@ -62,6 +62,11 @@ def interrupted_and_resumed(config: Config, calls: int) -> Result:
 
     with pytest.raises(Interrupted):
         make_runner(config, stop=stop).run()
+
+
+def interrupted_and_resumed(config: Config, calls: int) -> Result:
+    """The result of a run that is interrupted so, and then goes on."""
+    interrupt(config, calls)
     runner = make_runner(config)
     found = runner.components.checkpoints.latest()
     return runner.run(None if found is None else found.round)

@@ -13,11 +13,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 from zero_engines import ADAMW, Zero, gpt2, label, loss, plain_engine, steps, t5, zero_engine
 
+from fedtorch.core.state_keys import part_of
 from fedtorch.core.weights import Partition, unshared
 from fedtorch.train.batches import StepPlan
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import LossCurve
-from fedtorch.train.moment import OPTIMIZER, PRIVATE, SHARED, Moment, part_of
+from fedtorch.train.moment import OPTIMIZER, PRIVATE, SHARED, Moment
 from fedtorch.train.precision import has_fp16
 from fedtorch.train.saved_loop import SavedLoop
 from fedtorch.train.settings import ClientConfig
