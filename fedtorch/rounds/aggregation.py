@@ -115,8 +115,9 @@ def _combine(context: RoundContext, decision: Decision) -> None:
         if updates is not None:
             if context.scale is not None:
                 context.scale.fix(updates)
+            opened = updates if context.packing is None else context.packing.opened(updates, context.updates)
             decision.combined = context.mechanism.combine(
-                updates, lambda updates: _combined(context.algorithm, context.server, updates, decision)
+                opened, lambda updates: _combined(context.algorithm, context.server, updates, decision)
             )
 
 
@@ -146,8 +147,8 @@ def _impossible(
 ) -> dict[str, str]:
     """Client -> why its report cannot be true."""
     clients = {client.name: client for client, _ in cohort}
-    whole = context.components.engine.shared.size * len(context.algorithm.exchanged_vectors)
-    sizes = {name: whole if context.has_messages else context.updates.length(name) for name in clients}
+    whole = context.update_numbers
+    sizes = {name: context.updates.length(name) if whole is None else whole for name in clients}
     most = context.components.training.largest_size
     problems = {
         r.client: impossible(r, clients[r.client], sizes[r.client], most(r.examples)) for r in reports if r.is_ok

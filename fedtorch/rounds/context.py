@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
@@ -21,6 +22,7 @@ from fedtorch.core.update import UpdateBuffer
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.exchanged_vectors import ExchangedVectors, SentPlaces
 from fedtorch.rounds.membership import Membership, Progress
+from fedtorch.rounds.packing import Packing
 from fedtorch.rounds.previous_scale import PreviousScale
 from fedtorch.rounds.rank_role import RankRole
 from fedtorch.rounds.save_schedule import SaveSchedule
@@ -60,7 +62,9 @@ class RoundContext:
         """do clients send compressed messages, so that every rank keeps a replica of the server's state?"""
         self.vectors = ExchangedVectors(components, self.members, has_messages=self.has_messages)
         """what server and clients exchange"""
-        self.updates = self._buffer(num_bytes)
+        self.packing = Packing.of(self.config.exchange, components.engine.shared)
+        """how updates are packed for their way; None: vectors and messages travel as they are"""
+        self.updates = self._buffer(num_bytes if self.packing is None else self.packing.message_bytes)
         """what this rank's clients sent in the round"""
         self.server = ServerState(
             self.vectors.by_name(),
@@ -83,6 +87,16 @@ class RoundContext:
         layout = self.components.engine.shared
         dtype = self.mechanism.update_dtype or flat.dtype
         return UpdateBuffer(len(flat), dtype, folder, memory_bytes, places=places, layout=layout, lender=lender)
+
+    def blank(self) -> Tensor:
+        """A vector, or a message, for a client of this rank to fill; what it holds now is of no meaning."""
+        return self.updates.blank() if self.packing is None else self.packing.vector
+
+    @property
+    def update_numbers(self) -> int | None:
+        """How many numbers each update stands for, where it is not as long as what travels."""
+        is_message = self.has_messages or self.packing is not None
+        return self.components.engine.shared.size * len(self.algorithm.exchanged_vectors) if is_message else None
 
     @cached_property
     def scale(self) -> PreviousScale | None:
@@ -162,5 +176,5 @@ def keeps_state(config: Config, algorithm: Algorithm, engine: Engine) -> bool:
     """Do clients keep anything? An optimiser, a place in the data or a model is state, whatever the algorithm."""
     settings = {config.client, *(config.client_for(name) for name in config.per_client if name != SERVER)}
     keeps = any(hp.keeps_state for hp in settings)
-    keeps |= config.eval.point == "trained" or config.eval.best == "per_client"
+    keeps |= config.eval.point == "trained" or config.eval.best == "per_client" or config.exchange.error_feedback
     return keeps or algorithm.kept(engine.shared, engine.private).by_clients
