@@ -100,7 +100,9 @@ class FourBits:
         """The code of each number from place `start` of the vector on."""
         stop = start + len(values)
         if self.rounding == "chance":
-            places = np.arange(start, stop, dtype=np.int32 if stop <= np.iinfo(np.int32).max else np.int64)
+            places: eight_bits.Places = np.arange(start, stop, dtype=np.int64)
+            if stop <= np.iinfo(np.int32).max:  # those that the loops in C take
+                places = places.astype(np.int32)
             return eight_bits.rounded(places, values, powers, seed, least=_LEAST)
         own = _of_each(powers, start, stop)
         table = np.ldexp(1.0, -eight_bits.power_of(np.arange(256), _LEAST))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from fedtorch.algorithms.message import MessageAlgorithm
+from fedtorch.algorithms.packing import Packing
 from fedtorch.config import load as yaml_config
 from fedtorch.planning.promise import describe_private, describe_public_sum
 from fedtorch.planning.scale import Cluster, describe_scale
 from fedtorch.rounds.context import keeps_state
-from fedtorch.rounds.packing import Packing
 from fedtorch.rounds.placement import costs
 from fedtorch.rounds.save_schedule import SaveSchedule
 from fedtorch.setup.build import BuiltRun

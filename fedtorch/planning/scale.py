@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
+from fedtorch.algorithms.packing import Packing
 from fedtorch.core.errors import ConfigError
 from fedtorch.planning.bench import default_path, read, step_key
 from fedtorch.planning.cost_model import ModelSize, Site, memory, seconds
 from fedtorch.planning.round_work import RoundWork, Way
 from fedtorch.planning.step_time import Training, largest_client
-from fedtorch.rounds.packing import Packing
 from fedtorch.rounds.placement import costs
 from fedtorch.setup.build import BuiltRun
 from fedtorch.train.memory import optimizer_numbers

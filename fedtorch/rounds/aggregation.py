@@ -14,6 +14,7 @@ from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.algorithms.weighting import NothingToWeighError
 from fedtorch.comm.sparse.allreduce import Reduced
 from fedtorch.comm.sparse.messages import Received
+from fedtorch.comm.sparse.packed_updates import PackedUpdates
 from fedtorch.comm.wire import Packet
 from fedtorch.core.client import Client
 from fedtorch.core.errors import BudgetError, NonFiniteError, QuorumError, RefusedUpdatesError
@@ -115,7 +116,9 @@ def _combine(context: RoundContext, decision: Decision) -> None:
         if updates is not None:
             if context.scale is not None:
                 context.scale.fix(updates)
-            opened = updates if context.packing is None else context.packing.opened(updates, context.updates)
+            opened: Updates = updates
+            if (packing := context.packing) is not None:
+                opened = PackedUpdates(updates, context.updates, packing.unpack, packing.layout)
             decision.combined = context.mechanism.combine(
                 opened, lambda updates: _combined(context.algorithm, context.server, updates, decision)
             )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
+from fedtorch.algorithms.packing import Packing
 from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.config.schema import Config
 from fedtorch.core.client import ClientStore
@@ -22,7 +23,6 @@ from fedtorch.core.update import UpdateBuffer
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.exchanged_vectors import ExchangedVectors, SentPlaces
 from fedtorch.rounds.membership import Membership, Progress
-from fedtorch.rounds.packing import Packing
 from fedtorch.rounds.previous_scale import PreviousScale
 from fedtorch.rounds.rank_role import RankRole
 from fedtorch.rounds.save_schedule import SaveSchedule

@@ -15,7 +15,9 @@ from toy import Quadratic
 from fedtorch.algorithms.ditto import Ditto
 from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.feddyn import FedDyn
 from fedtorch.algorithms.fedprox import FedProx
+from fedtorch.algorithms.pfedme import PFedMe
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.algorithms.streaming import StreamingDiLoCo
 from fedtorch.compression.payload import HEADER_BYTES
@@ -185,7 +187,10 @@ def test_privacy_is_refused(privacy: PrivacyConfig, why: str, tmp_path: Path) ->
     assert nobody_hides_updates(SimpleNamespace(config=make_config(tmp_path, TASK))) is None  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("algorithm", [FedProx(), Ditto(lam=0.5)], ids=lambda value: type(value).__name__)
+RULES = [FedProx(), Ditto(lam=0.5), FedDyn(alpha=0.1), PFedMe()]
+
+
+@pytest.mark.parametrize("algorithm", RULES, ids=lambda value: type(value).__name__)
 def test_other_rules_that_add_up_take_it(algorithm: Any, tmp_path: Path) -> None:
     plain, packed = (
         runner_of(tmp_path / name, algorithm=algorithm, exchange=exchange)

@@ -8,17 +8,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedtorch.comm.sparse.packed_updates import PackedUpdates
-from fedtorch.comm.sums.accepted import AcceptedUpdates
-from fedtorch.compression.compressors import with_feedback
+from fedtorch.compression.compressors import Feedback, with_feedback
 from fedtorch.compression.four_bits import FourBits
 from fedtorch.compression.payload import HEADER_BYTES
 from fedtorch.compression.settings import ExchangeConfig
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.state_keys import LEFT_OUT
-from fedtorch.core.update import Report, UpdateBuffer
+from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
 from fedtorch.train.job import ClientJob
+
+_FEEDBACK: dict[bool, Feedback] = {True: True, False: "none"}
 
 
 class Packing:
@@ -26,7 +26,7 @@ class Packing:
 
     def __init__(self, settings: ExchangeConfig, layout: Layout) -> None:
         """layout: of the one vector that clients send."""
-        self._settings, self._layout = settings, layout
+        self.layout, self._rule = layout, _FEEDBACK[settings.error_feedback]
         self._compressor = FourBits(settings.rounding)
         self.message_bytes = HEADER_BYTES + self._compressor.message_bytes(layout)
         """of every client's message"""
@@ -39,17 +39,16 @@ class Packing:
     @cached_property
     def vector(self) -> Tensor:
         """Where a client's update is made, shape (layout.size,); the same memory for all clients of the rank."""
-        return torch.empty(self._layout.size, dtype=self._layout.dtype)
+        return torch.empty(self.layout.size, dtype=self.layout.dtype)
 
     def pack(self, job: ClientJob, report: Report) -> tuple[Tensor, Report]:
         """The message of the client's update, and its report, whose norms are those of what the message stands for.
 
         What rounding has lost goes into the client's state, with `exchange.error_feedback`.
         """
-        state, layout = job.state, self._layout
-        rule, seed = self._settings.error_feedback or "none", job.seed("exchange")
+        state, update, seed = job.state, job.outgoing.flat, job.seed("exchange")
         residual = state.tensors.get(LEFT_OUT)
-        message, left = with_feedback(self._compressor, job.outgoing.flat, residual, rule, layout, seed=seed)
+        message, left = with_feedback(self._compressor, update, residual, self._rule, self.layout, seed=seed)
         if left is not None:
             state.tensors[LEFT_OUT] = left
         norm, max_abs = norm_and_max(self.unpack(message))
@@ -57,8 +56,4 @@ class Packing:
 
     def unpack(self, message: Tensor) -> Tensor:
         """The vector that a message stands for, shape (layout.size,); raises PayloadError if it is none."""
-        return self._compressor.decompress(message, self._layout)
-
-    def opened(self, updates: AcceptedUpdates, local: UpdateBuffer) -> PackedUpdates:
-        """The accepted updates on the server as an algorithm sees them. local: of this rank."""
-        return PackedUpdates(updates, local, self.unpack, self._layout)
+        return self._compressor.decompress(message, self.layout)
