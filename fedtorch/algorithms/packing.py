@@ -22,7 +22,7 @@ _FEEDBACK: dict[bool, Feedback] = {True: True, False: "none"}
 
 
 class Packing:
-    """What becomes of an update between its client and the algorithm's sum; the algorithm knows nothing of it."""
+    """Packs an update between its client and the algorithm's sum, of which the algorithm knows nothing."""
 
     def __init__(self, settings: ExchangeConfig, layout: Layout) -> None:
         """layout: of the one vector that clients send."""

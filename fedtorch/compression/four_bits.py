@@ -112,7 +112,7 @@ class FourBits:
         return np.rint(steps).astype(np.int8) if self.rounding == "nearest" else _nearest_powers(steps)
 
     def _levels(self) -> npt.NDArray[np.float32]:
-        """What each code stands for in units of 2^e, as it travels."""
+        """The number that each code, as it travels, stands for in units of 2^e."""
         codes = np.arange(16) - _ZERO
         if self.rounding != "e3m0":
             return codes.astype(np.float32)

@@ -62,8 +62,6 @@ class RoundContext:
         """do clients send compressed messages, so that every rank keeps a replica of the server's state?"""
         self.vectors = ExchangedVectors(components, self.members, has_messages=self.has_messages)
         """what server and clients exchange"""
-        self.packing = Packing.of(self.config.exchange, components.engine.shared)
-        """how updates are packed for their way; None: vectors and messages travel as they are"""
         self.updates = self._buffer(num_bytes if self.packing is None else self.packing.message_bytes)
         """what this rank's clients sent in the round"""
         self.server = ServerState(
@@ -87,6 +85,11 @@ class RoundContext:
         layout = self.components.engine.shared
         dtype = self.mechanism.update_dtype or flat.dtype
         return UpdateBuffer(len(flat), dtype, folder, memory_bytes, places=places, layout=layout, lender=lender)
+
+    @cached_property
+    def packing(self) -> Packing | None:
+        """How updates are packed for their way; None: vectors and messages travel as they are."""
+        return Packing.of(self.config.exchange, self.components.engine.shared)
 
     def blank(self) -> Tensor:
         """A vector, or a message, for a client of this rank to fill; what it holds now is of no meaning."""
