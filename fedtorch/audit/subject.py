@@ -124,6 +124,8 @@ class Subject:
                 self.failed[report.client] = report.status
                 continue
             vector, places = context.updates.get(report.client), context.updates.places(report.client)
+            if context.packing is not None:
+                vector = context.packing.unpack(vector)
             found[report.client] = (vector if places is None else places.spread(vector))[:size].clone()
         context.updates.clear()
         context.store.commit([])

@@ -48,18 +48,29 @@ def powers_of(places: Places, values: Floats, size: int) -> Bytes:
     if len(filled):
         starts = (np.cumsum(counts) - counts)[filled]
         largest[filled] = np.maximum.reduceat(np.abs(values), starts)
+    return bytes_of(largest, MOST, _LEAST)
+
+
+def bytes_of(largest: Floats, most: int, least: int) -> Bytes:
+    """The byte of each stretch from its largest magnitude, for q up to `most`, one less than a power of two.
+
+    least: the power of byte 1. 0 where the largest is 0, NOT_FINITE where it has no power.
+    """
     shares, powers = np.frexp(largest)  # largest = share · 2^power, share in [0.5, 1); NaN and infinity have power 0
-    powers = powers - 7 + (shares * 128 > MOST)
-    found = np.clip(powers + (1 - _LEAST), 1, NOT_FINITE)
+    powers = powers - most.bit_length() + (shares * (most + 1) > most)
+    found = np.clip(powers + (1 - least), 1, NOT_FINITE)
     found[largest == 0] = 0
     found[~np.isfinite(largest)] = NOT_FINITE
     return found.astype(np.uint8)
 
 
-def rounded(places: Places, values: Floats, powers: Bytes, seed: int) -> Codes:
-    """q of every number; places: of the vector, ascending. In a stretch without a power it is 1."""
+def rounded(places: Places, values: Floats, powers: Bytes, seed: int, *, least: int = _LEAST) -> Codes:
+    """q of every number; places: of the vector, ascending. In a stretch without a power it is 1.
+
+    least: the power of byte 1.
+    """
     codes = np.empty(len(places), np.int8)
-    table = np.ldexp(1.0, -_power(np.arange(256)))
+    table = np.ldexp(1.0, -power_of(np.arange(256), least))
     shift = STRETCH.bit_length() - 1
     if STRETCH == 1 << shift and sparse_kernels.round_by_chance(values, places, powers, shift, table, seed, codes):
         return codes
@@ -80,7 +91,7 @@ def widened(places: Places, codes: Codes, powers: Bytes) -> npt.NDArray[np.float
     Raises:
         ValueError: a q is −128, or not 0 in a stretch whose largest number is.
     """
-    table = np.ldexp(np.float32(1), _power(np.arange(256)))
+    table = np.ldexp(np.float32(1), power_of(np.arange(256), _LEAST))
     table[NOT_FINITE] = np.inf
     values = np.empty(len(codes), np.float32)
     shift = STRETCH.bit_length() - 1
@@ -119,5 +130,6 @@ def _counts(places: Places, size: int) -> npt.NDArray[np.int64]:
     return np.diff(np.searchsorted(places, borders))
 
 
-def _power(bytes_: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return bytes_ - 1 + _LEAST
+def power_of(bytes_: npt.NDArray[Any], least: int) -> npt.NDArray[np.int64]:
+    """The power that each byte stands for; least: of byte 1."""
+    return bytes_.astype(np.int64) - 1 + least

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fedtorch.checkpoint.settings import CheckpointConfig
+from fedtorch.compression.settings import ExchangeConfig
 from fedtorch.config.clients import ClientsConfig
 from fedtorch.config.system import RunConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
@@ -34,6 +35,7 @@ __all__ = [
     "Config",
     "EngineConfig",
     "EvalConfig",
+    "ExchangeConfig",
     "PartitionConfig",
     "PrivacyConfig",
     "RunConfig",
@@ -162,6 +164,8 @@ class Config:
     """What the clients' models are trained by: plain torch, or DeepSpeed."""
     partition: PartitionConfig = PartitionConfig()
     """Private and frozen parameters."""
+    exchange: ExchangeConfig = ExchangeConfig()
+    """In how few bits clients' updates travel."""
     eval: EvalConfig = EvalConfig()
     """Evaluation and choice of the best model."""
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -77,7 +77,7 @@ SECOND_MOMENT = "second_moment"
 LEFT_OUT = "residual"
 """what the second selection has left out so far, flat; written by FedAssistant. Where every rank sums a slice of the
 messages each has its own slice under this name, and the server all of it in a checkpoint. In a client's state: what its
-own messages have left out, with error feedback"""
+own messages have left out, with error feedback of FedAssistant or of `exchange`"""
 
 # --- tensors and numbers of the server
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from fedtorch.algorithms.message import MessageAlgorithm
+from fedtorch.algorithms.packing import Packing
 from fedtorch.config import load as yaml_config
 from fedtorch.planning.promise import describe_private, describe_public_sum
 from fedtorch.planning.scale import Cluster, describe_scale
@@ -73,6 +74,8 @@ def _traffic(built: BuiltRun, num_ranks: int) -> str:
         gets_all = algorithm.combines_in_slices and algorithm.selection(built.engine.shared) is None
         copies = cohort if algorithm.combines_everywhere or gets_all else 1
         down, up = message * copies * (num_ranks - 1), message * cohort
+    if (packing := Packing.of(config.exchange, built.engine.shared)) is not None:
+        up = packing.message_bytes * cohort
     count = f"{built.engine.shared.size:,} shared and {built.engine.private.size:,} private numbers"
     sizes = f"{down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up"
     beside = f", and down what {' and '.join(names)} grow by" if (names := algorithm.varying_vectors) else ""

@@ -44,6 +44,8 @@ class RoundWork:
     """How compressed messages travel; None: vectors do."""
     message_bytes: int = 0
     """Of one of them."""
+    sends_weights: bool = False
+    """Beside messages: does the server send its weights, and no message?"""
     machines: tuple[int, ...] | None = None
     """The machine of each rank, numbered as they first occur, where one rank of each exchanges with the others; None:
     every rank does."""
@@ -73,7 +75,7 @@ class RoundWork:
     @property
     def down_bytes(self) -> int:
         """Bytes that are broadcast: weights, or with messages to the server its choice."""
-        if self.message is None:
+        if self.message is None or self.sends_weights:
             return self.item_bytes * self.numbers
         return self.message_bytes if self.message == "star" else 0
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
+from fedtorch.algorithms.packing import Packing
 from fedtorch.core.errors import ConfigError
 from fedtorch.planning.bench import default_path, read, step_key
 from fedtorch.planning.cost_model import ModelSize, Site, memory, seconds
@@ -74,6 +75,8 @@ def round_work(built: BuiltRun, num_ranks: int, training: Training) -> RoundWork
         way: Way = "allreduce" if algorithm.combines_in_slices else "star"
         way = "replicated" if algorithm.combines_everywhere else way
         work = replace(work, message=way, message_bytes=num_bytes)
+    if (packing := Packing.of(built.config.exchange, layout)) is not None:
+        work = replace(work, message="star", message_bytes=packing.message_bytes, sends_weights=True)
     return work
 
 
@@ -91,7 +94,7 @@ def model_size(built: BuiltRun) -> ModelSize:
         shared=engine.shared.size,
         private=engine.private.size,
         item_bytes=engine.shared.dtype.itemsize,
-        state=max(optimizer_numbers(hp) for hp in {config.client, *built.settings}),
+        state=max(optimizer_numbers(hp) for hp in {config.client, *built.settings}) + config.exchange.error_feedback,
         server_state=_SERVER_STATE.get(config.server.optimizer, 2),
         update_bytes=config.system.update_memory_mb << 20,
         keeps_initial=built.algorithm.limits.reads_initial

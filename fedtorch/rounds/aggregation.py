@@ -14,6 +14,7 @@ from fedtorch.algorithms.base import Algorithm, Updates
 from fedtorch.algorithms.weighting import NothingToWeighError
 from fedtorch.comm.sparse.allreduce import Reduced
 from fedtorch.comm.sparse.messages import Received
+from fedtorch.comm.sparse.packed_updates import PackedUpdates
 from fedtorch.comm.wire import Packet
 from fedtorch.core.client import Client
 from fedtorch.core.errors import BudgetError, NonFiniteError, QuorumError, RefusedUpdatesError
@@ -115,8 +116,11 @@ def _combine(context: RoundContext, decision: Decision) -> None:
         if updates is not None:
             if context.scale is not None:
                 context.scale.fix(updates)
+            opened: Updates = updates
+            if (packing := context.packing) is not None:
+                opened = PackedUpdates(updates, context.updates, packing.unpack, packing.layout)
             decision.combined = context.mechanism.combine(
-                updates, lambda updates: _combined(context.algorithm, context.server, updates, decision)
+                opened, lambda updates: _combined(context.algorithm, context.server, updates, decision)
             )
 
 
@@ -146,8 +150,8 @@ def _impossible(
 ) -> dict[str, str]:
     """Client -> why its report cannot be true."""
     clients = {client.name: client for client, _ in cohort}
-    whole = context.components.engine.shared.size * len(context.algorithm.exchanged_vectors)
-    sizes = {name: whole if context.has_messages else context.updates.length(name) for name in clients}
+    whole = context.update_numbers
+    sizes = {name: context.updates.length(name) if whole is None else whole for name in clients}
     most = context.components.training.largest_size
     problems = {
         r.client: impossible(r, clients[r.client], sizes[r.client], most(r.examples)) for r in reports if r.is_ok

@@ -10,9 +10,11 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
+from fedtorch.algorithms.packing import Packing
 from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.config.schema import Config
 from fedtorch.core.client import ClientStore
@@ -60,7 +62,7 @@ class RoundContext:
         """do clients send compressed messages, so that every rank keeps a replica of the server's state?"""
         self.vectors = ExchangedVectors(components, self.members, has_messages=self.has_messages)
         """what server and clients exchange"""
-        self.updates = self._buffer(num_bytes)
+        self.updates = self._buffer(num_bytes if self.packing is None else self.packing.message_bytes)
         """what this rank's clients sent in the round"""
         self.server = ServerState(
             self.vectors.by_name(),
@@ -83,6 +85,21 @@ class RoundContext:
         layout = self.components.engine.shared
         dtype = self.mechanism.update_dtype or flat.dtype
         return UpdateBuffer(len(flat), dtype, folder, memory_bytes, places=places, layout=layout, lender=lender)
+
+    @cached_property
+    def packing(self) -> Packing | None:
+        """How updates are packed for their way; None: vectors and messages travel as they are."""
+        return Packing.of(self.config.exchange, self.components.engine.shared)
+
+    def blank(self) -> Tensor:
+        """A vector, or a message, for a client of this rank to fill; what it holds now is of no meaning."""
+        return self.updates.blank() if self.packing is None else self.packing.vector
+
+    @property
+    def update_numbers(self) -> int | None:
+        """How many numbers each update stands for, where it is not as long as what travels."""
+        is_message = self.has_messages or self.packing is not None
+        return self.components.engine.shared.size * len(self.algorithm.exchanged_vectors) if is_message else None
 
     @cached_property
     def scale(self) -> PreviousScale | None:
@@ -162,5 +179,5 @@ def keeps_state(config: Config, algorithm: Algorithm, engine: Engine) -> bool:
     """Do clients keep anything? An optimiser, a place in the data or a model is state, whatever the algorithm."""
     settings = {config.client, *(config.client_for(name) for name in config.per_client if name != SERVER)}
     keeps = any(hp.keeps_state for hp in settings)
-    keeps |= config.eval.point == "trained" or config.eval.best == "per_client"
+    keeps |= config.eval.point == "trained" or config.eval.best == "per_client" or config.exchange.error_feedback
     return keeps or algorithm.kept(engine.shared, engine.private).by_clients

@@ -196,17 +196,25 @@ class ClientTrainer:
         on_step = partial(self._on_step, client.name)
         on_step(0)
         # the buffer's next vector, which then keeps the update as it is
-        job = self._make_job(client, parts, outgoing=self.context.updates.blank(), on_step=on_step)
+        job = self._make_job(client, parts, outgoing=self.context.blank(), on_step=on_step)
         job.saves = self._under_way.of(client.name)
         report = self._run(job)
         self._keep_trained(job, report)
         if job.outgoing.is_sent:
             report = self._measured(job, report)
             self._check_places(job)
-            if self.context.role.leads:  # the others' are the same
-                self.context.updates.put(client.name, job.outgoing.flat)
+            report = self._put(job, report)
         self._stage(job, report)
         self.lateness.arrive(client.name)
+        return report
+
+    def _put(self, job: ClientJob, report: Report) -> Report:
+        """Keep what is sent for the client; the report of it."""
+        sent, packing = job.outgoing.flat, self.context.packing
+        if packing is not None:
+            sent, report = packing.pack(job, report)
+        if self.context.role.leads:  # the others' are the same
+            self.context.updates.put(job.client.name, sent)
         return report
 
     def _check_places(self, job: ClientJob) -> None:

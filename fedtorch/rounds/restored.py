@@ -118,6 +118,8 @@ def _needed_by_client(context: RoundContext, name: str, state: ClientState) -> I
     if engine.private.size:
         yield keys.PRIVATE
     yield from context.algorithm.kept(engine.shared, engine.private).client
+    if context.config.exchange.error_feedback:
+        yield keys.LEFT_OUT
     hp, prefix = context.config.client_for(name), keys.optimizer(_TRAIN)
     has_optimizer = any(key.startswith(prefix) for key in (*state.tensors, *numbers))
     if has_optimizer and hp.steps is not None:
@@ -136,6 +138,8 @@ def _of_client(context: RoundContext, name: str, state: ClientState, round: int)
     flat: Flat = {key: (shared, (shared.size,)) for key in (keys.PERSONAL, keys.TRAINED, keys.BEST_WEIGHTS)}
     flat |= {key: (private, (private.size,)) for key in (keys.PRIVATE, keys.BEST_PRIVATE)}
     flat |= {key: (shared, shape) for key, shape in algorithm.kept(shared, private).shapes.items()}
+    if context.config.exchange.error_feedback:
+        flat[keys.LEFT_OUT] = shared, (shared.size,)
     if name != SERVER:
         needed = _needed_by_client(context, name, state)
         yield from _lacking(filter(context.role.may_have, needed), state)

@@ -16,6 +16,7 @@ from fedtorch.setup.rules import (
     clients,
     engine,
     evaluation,
+    exchange,
     noised_scores,
     privacy,
     record,
@@ -46,6 +47,7 @@ SUBJECTS: tuple[Subject, ...] = (
     sums.CLIP,
     sums.PUBLIC,
     sums.PREVIOUS,
+    exchange.SUBJECT,
     attacks.SUBJECT,
 )
 """In the order in which they are asked."""

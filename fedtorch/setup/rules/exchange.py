@@ -1,0 +1,94 @@
+"""Rules about updates of 4 bits."""
+
+from __future__ import annotations
+
+import torch
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.message import MessageAlgorithm
+from fedtorch.core.errors import ConfigError
+from fedtorch.core.overrides import overrides
+from fedtorch.setup.plan import Plan
+from fedtorch.setup.rules.subject import Subject
+from fedtorch.train.engine import Engine
+
+WHY = "exchange.bits is 4 but "
+INSTEAD = "set exchange.bits to 32"
+
+
+def a_server_adds_up(plan: Plan) -> None:
+    """Refuse 4 bits where no server adds up what several clients send."""
+    if plan.config.paradigm != "federated":
+        raise ConfigError(f"{WHY}paradigm is {plan.config.paradigm}, where clients send no updates; {INSTEAD}")
+
+
+def nothing_else_packs_updates(plan: Plan) -> None:
+    """Refuse 4 bits beside messages of the algorithm's own."""
+    if isinstance(plan.algorithm, MessageAlgorithm):
+        raise ConfigError(
+            f"{WHY}algorithm.name is {plan.config.algorithm_name}, which has messages of its own "
+            f"(algorithm.compression); {INSTEAD}"
+        )
+
+
+def updates_are_one_whole_vector(plan: Plan) -> None:
+    """Refuse 4 bits for algorithms that send several vectors, parts of one, or do not add them up."""
+    name, algorithm = plan.config.algorithm_name or type(plan.algorithm).__name__, plan.algorithm
+    if getattr(algorithm, "robust", None) is not None:
+        raise ConfigError(
+            f"{WHY}algorithm.robust is set: such rules compare updates side by side, which come one by one; {INSTEAD}, "
+            "or remove algorithm.robust"
+        )
+    reason = ""
+    if len(algorithm.exchanged_vectors) != 1:
+        reason = f"sends {len(algorithm.exchanged_vectors)} vectors, not one"
+    elif overrides(type(algorithm), "places", Algorithm):
+        reason = "sends a part of its vector"
+    elif not algorithm.limits.is_sum:
+        reason = "combines updates in a way of its own, not by a weighted sum"
+    if reason:
+        raise ConfigError(f"{WHY}algorithm.name is {name}, which {reason}; {INSTEAD}")
+
+
+def nobody_hides_updates(plan: Plan) -> None:
+    """Refuse 4 bits with any privacy: a secure sum adds whole numbers of one scale, and rounding may pass a clip."""
+    privacy = plan.config.privacy
+    if privacy.secure_sum is not None:
+        raise ConfigError(
+            f"{WHY}privacy.secure_sum is set, which adds masked whole numbers of one scale, and those of 4 bits have "
+            f"scales of their own; {INSTEAD}"
+        )
+    if privacy.kind != "none":
+        raise ConfigError(
+            f"{WHY}privacy.kind is {privacy.kind}, whose clip and noise rest on numbers that nobody rounds after it; "
+            f"{INSTEAD}"
+        )
+
+
+def the_scale_is_that_of_reports(plan: Plan) -> None:
+    """Refuse 4 bits with another scale of the sum than that of the round's reports."""
+    if (scale := plan.config.system.sum_scale) != "reports":
+        raise ConfigError(
+            f"{WHY}system.sum_scale is {scale}, which is for updates that are sent as they are; set system.sum_scale "
+            "to reports"
+        )
+
+
+def weights_are_of_32_bits(plan: Plan, engine: Engine) -> None:
+    """Refuse 4 bits for shared parameters that are not fp32."""
+    if engine.shared.dtype != torch.float32:
+        raise ConfigError(f"{WHY}the shared parameters are {engine.shared.dtype}, not torch.float32; {INSTEAD}")
+
+
+SUBJECT = Subject(
+    "Updates of 4 bits",
+    applies=lambda plan: plan.config.exchange.bits == 4,
+    of_plan=(
+        a_server_adds_up,
+        nothing_else_packs_updates,
+        updates_are_one_whole_vector,
+        nobody_hides_updates,
+        the_scale_is_that_of_reports,
+    ),
+    of_engine=(weights_are_of_32_bits,),
+)
