@@ -22,7 +22,8 @@ import hypothesis
 import pytest
 import torch
 from processes import Guard, starts_processes
-from schedule import trains_federations, unit_of
+from schedule import FIRST, trains_federations, unit_of
+from slow import is_slow, stale
 
 hypothesis.settings.register_profile("busy", deadline=None)  # a slow machine is no failure
 hypothesis.settings.load_profile("busy")
@@ -31,15 +32,19 @@ _guard = Guard()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests that start processes; files with such tests come first, as they take longest."""
+    if not any("::" in arg for arg in config.args) and (gone := stale(item.nodeid for item in items)):
+        raise pytest.UsageError(f"tests/support/slow.py names tests that there are not: {', '.join(gone)}")
     for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
         if starts_processes(item):
             item.add_marker(pytest.mark.processes)
         if trains_federations(item.nodeid):
             item.add_marker(pytest.mark.federation)
     first = {item.path for item in items if item.get_closest_marker("processes")}
-    items.sort(key=lambda item: item.path not in first)
+    items.sort(key=lambda item: (unit_of(item.nodeid) not in FIRST, item.path not in first))
 
 
 def pytest_collection_finish() -> None:

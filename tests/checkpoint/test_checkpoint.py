@@ -16,7 +16,7 @@ import pytest
 import torch
 from xxhash import xxh3_64_hexdigest
 
-from fedtorch.checkpoint.files import digest_file, save_tensors, to_json
+from fedtorch.checkpoint.files import digest_file, entry_of, save_tensors, to_json
 from fedtorch.checkpoint.store import Checkpoints, FileEntry
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import CheckpointError
@@ -94,7 +94,8 @@ def test_the_digest_of_what_is_written_is_that_of_the_file(
     tensors: dict[str, torch.Tensor], metadata: dict[str, str], tmp_path: Path
 ) -> None:
     path = tmp_path / "x.safetensors"
-    assert save_tensors(path, tensors, metadata) == (path.stat().st_size, digest_file(path))
+    entry = entry_of("x", path, save_tensors(path, tensors, metadata))
+    assert (entry.bytes, entry.digest) == (path.stat().st_size, digest_file(path))
 
 
 def test_a_run_without_checkpoints_has_none(checkpoints: Checkpoints) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 # By file: SLURM and GPUs are there once; a clock that is watched by two tests at once on two cores is watched badly.
+# What ranks with DeepSpeed are forked from takes 15 s to start.
 TOGETHER = {
     "tests/comm/test_rendezvous": "clocks",
     "tests/faults/test_combining": "clocks",
@@ -10,7 +11,11 @@ TOGETHER = {
     "tests/faults/test_signals": "clocks",
     "tests/gpu/": "gpus",
     "tests/launchers/test_real_slurm": "slurm",
+    "tests/train/test_deepspeed_": "deepspeed",
 }
+
+FIRST = ("deepspeed",)
+"""The units that take longest."""
 
 
 def unit_of(nodeid: str) -> str:

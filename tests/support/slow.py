@@ -1,0 +1,338 @@
+"""Tests that `make slow` runs beside those marked in their files, and what holds the same in `make test` meanwhile.
+
+The whole command is to end within 25 minutes on two cores. What is here takes four seconds or more, or is one of many
+cases of one test whose other cases stay; `tests/conftest.py` marks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+OTHER_CASES = "other cases of the test"
+
+SLOW: dict[str, dict[str, str]] = {
+    "tests/api/test_ranks.py": {
+        "test_three_ranks_have_the_bits_of_one": "tests/invariance/test_ranks.py",
+    },
+    "tests/audit/test_canary_units.py": {
+        "test_an_audit_of_a_run_tries_the_silo_that_pays_most": "the file's other audits, which need no run",
+    },
+    "tests/benchmarks/test_benchmarks.py": {
+        "test_rounds_move_the_bytes_that_were_predicted": "tests/planning/test_measured_by_hand.py",
+        "test_the_bare_loop_over_peft_ends_as_the_runner_does": "test_the_plain_loop_and_the_runner_train_the_same",
+        "test_the_benchmark_of_machines_has_fewer_bytes": "tests/hosts/test_node_sums.py counts them",
+        "test_the_sparse_benchmark_measures_what_the_formula_says": "tests/comm/test_allreduce.py",
+    },
+    "tests/benchmarks/test_speed.py": {
+        "test_two_plain_processes_that_share_memory_train_what_one_does": "the written plan's three cases",
+    },
+    "tests/comm/test_node_sums.py": {
+        "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabb-2-True]": OTHER_CASES,
+        "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabb-3": OTHER_CASES,
+        "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabbcc-1": OTHER_CASES,
+        "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabbcc-4-False]": OTHER_CASES,
+        "test_one_key_turns_it_off": "tests/hosts/test_node_sums.py",
+        "test_payloads_through_a_device_go_between_leaders_too[aaa-": OTHER_CASES,
+        "test_payloads_through_a_device_go_between_leaders_too[aabb-send": OTHER_CASES,
+        "test_payloads_through_a_device_go_between_leaders_too[aabbc-": OTHER_CASES,
+        "test_payloads_through_a_device_go_between_leaders_too[abc-": OTHER_CASES,
+        "test_the_bits_are_those_of_one_process[aab-auto]": OTHER_CASES,
+        "test_the_bits_are_those_of_one_process[aabb-reduce]": OTHER_CASES,
+        "test_the_bits_are_those_of_one_process[aabb-send]": OTHER_CASES,
+        "test_the_bits_are_those_of_one_process[aabbc-reduce]": OTHER_CASES,
+        "test_the_bits_are_those_of_one_process[abab-reduce]": OTHER_CASES,
+    },
+    "tests/comm/test_over_nccl.py": {
+        "test_a_server_and_two_workers_train_on_gpus_to_the_bits": "sums, payloads and deaths over the stand-in",
+        "test_leaders_of_machines_exchange_over_it": "tests/comm/test_node_sums.py, over gloo",
+        "test_many_windows_pass_in_step": "test_a_round_has_the_bits_of_one_process",
+    },
+    "tests/comm/test_rendezvous.py": {
+        "test_a_rank_lost_in_a_collective_is_named_on_all_others[19]": OTHER_CASES,
+        "test_a_rank_that_is_late_is_waited_for_longer_than_one_that_is_silent[0]": OTHER_CASES,
+        "test_a_silent_rank_is_named_on_all_others[2]": OTHER_CASES,
+        "test_a_stopped_process_is_named_on_all_others[1]": OTHER_CASES,
+    },
+    "tests/comm/test_round_trips.py": {
+        "test_a_round_takes_six_round_trips_and_one_that_is_evaluated_and_saved_ten[2]": OTHER_CASES,
+    },
+    "tests/comm/test_shared.py": {
+        "test_ranks_that_are_not_on_one_machine_use_sockets": "tests/hosts",
+        "test_the_bits_are_those_of_sockets[2": OTHER_CASES,
+        "test_the_bits_are_those_of_sockets[4": OTHER_CASES,
+    },
+    "tests/comm/test_signing.py": {
+        "test_a_rank_with_another_secret_ends_with_its_own_code_and_the_server_waits[0": OTHER_CASES,
+        "test_a_rank_with_another_secret_ends_with_its_own_code_and_the_server_waits[1-wrong0-2]": OTHER_CASES,
+        "test_a_rank_with_another_secret_ends_with_its_own_code_and_the_server_waits[12": OTHER_CASES,
+    },
+    "tests/comm/test_transport.py": {
+        "test_many_windows_pass_in_step[hosts0-reduce]": OTHER_CASES,
+        "test_staged_payloads_have_the_bits_and_the_byte_counts_of_direct_ones[2": OTHER_CASES,
+    },
+    "tests/core/test_streams.py": {
+        "test_a_run_without_stdin_stdout_and_stderr_ends_as_any_other": "the file's other streams",
+    },
+    "tests/data/test_prepare.py": {
+        "test_several_processes_may_prepare_the_same_folder_at_once": "the file's other folders",
+    },
+    "tests/docs/test_trainers_page.py": {
+        "test_config_function_and_script_give_the_same_bits": "tests/trainers/, each way by itself",
+    },
+    "tests/faults/test_coming_back.py": {
+        "test_a_rank_that_left_the_door_again_is_not_waited_for": "test_a_lost_rank_is_let_in_before_the_next_round",
+    },
+    "tests/faults/test_going_on.py": {
+        "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[aggregate": OTHER_CASES,
+        "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[broadcast": OTHER_CASES,
+        "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[evaluate": OTHER_CASES,
+        "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[header": OTHER_CASES,
+        "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[scores": OTHER_CASES,
+        "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[weights": OTHER_CASES,
+        "test_where_messages_travel_the_rest_goes_on_as_in_one_process[replicated": OTHER_CASES,
+        "test_where_updates_travel_early_the_rest_goes_on_as_in_one_process[report": OTHER_CASES,
+        "test_where_updates_travel_early_the_rest_goes_on_as_in_one_process[sent as": OTHER_CASES,
+        "test_where_updates_travel_early_the_rest_goes_on_as_in_one_process[sums": OTHER_CASES,
+        "test_where_updates_travel_early_the_rest_goes_on_as_in_one_process[train": OTHER_CASES,
+    },
+    "tests/faults/test_kill.py": {
+        "test_a_checkpoint_that_a_kill_leaves_unfinished_does_not_exist[before": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-broadcast": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-evaluate": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-header": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-init": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-payload": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-preflight": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-train": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[worker-aggregate": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[worker-broadcast": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[worker-checkpoint": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[worker-evaluate": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[worker-header": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[worker-init": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[worker-preflight": OTHER_CASES,
+        "test_a_second_kill_while_it_resumes_or_in_the_next_round_changes_nothing[init": OTHER_CASES,
+        "test_a_second_kill_while_it_resumes_or_in_the_next_round_changes_nothing[train": OTHER_CASES,
+        "test_when_the_restarts_are_used_up_the_status_says_so[worker": OTHER_CASES,
+    },
+    "tests/faults/test_killed_trainers.py": {
+        "test_a_rank_killed_within_a_training_costs_no_bit": "tests/faults/test_kill.py, without a trainer",
+    },
+    "tests/faults/test_repeated_losses.py": {
+        "test_the_others_go_on_without_it[b": OTHER_CASES,
+        "test_the_run_ends_once_and_names_the_client": "the file's other losses",
+    },
+    "tests/faults/test_saving.py": {
+        "test_a_rank_killed_between_checkpoints_by_the_clock_leaves_no_trace[at the end-2": OTHER_CASES,
+        "test_a_rank_killed_between_checkpoints_by_the_clock_leaves_no_trace[often-0": OTHER_CASES,
+        "test_a_rank_killed_while_the_server_writes_costs_a_round_more[kill:phase=train": OTHER_CASES,
+    },
+    "tests/faults/test_signals.py": {
+        "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[aggregate": OTHER_CASES,
+        "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[broadcast": OTHER_CASES,
+        "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[evaluate": OTHER_CASES,
+        "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[header": OTHER_CASES,
+        "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[init": OTHER_CASES,
+        "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[preflight": OTHER_CASES,
+    },
+    "tests/faults/test_under_way.py": {
+        "test_at_most_n_steps_are_repeated[1-": OTHER_CASES,
+        "test_at_most_n_steps_are_repeated[11-": OTHER_CASES,
+        "test_at_most_n_steps_are_repeated[4-": OTHER_CASES,
+    },
+    "tests/hosts/test_after_the_end.py": {
+        "test_one_that_is_killed_while_it_hears_may_come_once_more": "test_it_hears_of_the_end",
+        "test_one_whose_states_are_lost_is_told_so_and_the_server_stays_done": "test_it_hears_of_the_end",
+        "test_the_wait_for_a_server_that_is_gone_is_bounded": "test_the_server_stays_only_as_long_as_is_said",
+    },
+    "tests/hosts/test_disks.py": {
+        "test_a_server_restored_from_a_backup_says_that_it_is_older_and_deletes_nothing[restart": OTHER_CASES,
+        "test_clients_without_a_state_need_no_common_disk_to_resume": "test_states_stay_with_their_clients",
+    },
+    "tests/hosts/test_held_states.py": {
+        "test_a_run_that_dies_before_its_first_checkpoint_begins_again_by_itself[train": OTHER_CASES,
+        "test_newer_states_without_a_note_are_passed_over": "test_a_server_restored_from_an_older_backup",
+        "test_what_was_given_up_is_there_until_the_new_run_has_a_checkpoint": "the file's runs that begin again",
+    },
+    "tests/hosts/test_node_sums.py": {
+        "test_a_lost_leader_or_another_rank_is_named_and_the_run_resumes": "test_the_others_go_on_without_a_leader",
+        "test_the_others_go_on_without_a_leader_or_another_rank[3": OTHER_CASES,
+        "test_the_wire_carries_one_sum_and_one_broadcast_for_all_ranks_of_a_host[2": OTHER_CASES,
+    },
+    "tests/hosts/test_under_way.py": {
+        "test_a_silo_switched_off_at_97_per_cent_of_a_round": "tests/faults/test_under_way.py, on one machine",
+    },
+    "tests/invariance/test_alignment.py": {
+        "test_a_run_whose_vectors_lie_elsewhere_ends_with_the_same_bits[ditto": OTHER_CASES,
+        "test_a_run_whose_vectors_lie_elsewhere_ends_with_the_same_bits[feda_top50": OTHER_CASES,
+        "test_a_run_whose_vectors_lie_elsewhere_ends_with_the_same_bits[scaffold": OTHER_CASES,
+        "test_a_run_whose_vectors_lie_elsewhere_ends_with_the_same_bits[smoke_ffw_full": OTHER_CASES,
+    },
+    "tests/invariance/test_interrupts.py": {
+        "test_a_signal_at_any_moment_changes_nothing[checkpoints beside training": OTHER_CASES,
+        "test_a_signal_at_any_moment_changes_nothing[checkpoints by": OTHER_CASES,
+        "test_a_signal_at_any_moment_changes_nothing[ditto": OTHER_CASES,
+        "test_a_signal_at_any_moment_changes_nothing[rate over rounds": OTHER_CASES,
+        "test_a_signal_at_any_moment_changes_nothing[stepping": OTHER_CASES,
+        "test_a_signal_at_any_moment_changes_nothing[trained": OTHER_CASES,
+        "test_a_signal_to_one_of_three_ranks_stops_all_and_loses_nothing[15]": OTHER_CASES,
+        "test_a_signal_to_one_of_three_ranks_stops_all_and_loses_nothing[1]": OTHER_CASES,
+        "test_a_signal_to_one_of_three_ranks_stops_all_and_loses_nothing[4]": OTHER_CASES,
+    },
+    "tests/invariance/test_previous_scale.py": {
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[3-": OTHER_CASES,
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[5]": OTHER_CASES,
+    },
+    "tests/invariance/test_ranks.py": {
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[2]": OTHER_CASES,
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[3-reduce": OTHER_CASES,
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[9-idle-rank": OTHER_CASES,
+        "test_killed_and_resumed_on_another_number_of_ranks_gives_the_same_bits[private_head": OTHER_CASES,
+    },
+    "tests/invariance/test_server_share.py": {
+        "test_a_signal_at_any_moment_changes_nothing": "tests/invariance/test_interrupts.py",
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[2": OTHER_CASES,
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[6": OTHER_CASES,
+    },
+    "tests/invariance/test_trainers.py": {
+        "test_any_number_of_ranks_gives_the_bits": "tests/trainers/test_script.py: one digest however many ranks",
+        "test_interrupted_and_resumed": "tests/trainers/test_over_rounds.py",
+    },
+    "tests/launchers/test_local.py": {
+        "test_a_gpu_that_fails_ends_the_run_with_its_client_and_step": "tests/faults, in one process",
+    },
+    "tests/launchers/test_real_slurm.py": {
+        "test_a_job_at_its_limit_is_requeued_and_resumes_to_the_same_bits": "test_a_batch_file_told_to_stop",
+    },
+    "tests/lifecycle/test_idle_base.py": {
+        "test_a_server_that_does_not_evaluate_holds_no_base[sb": OTHER_CASES,
+    },
+    "tests/lifecycle/test_run_lock.py": {
+        "test_on_ranks_the_second_run_ends_with_2_too": "the file's second runs in one process",
+    },
+    "tests/papers/test_fedassistant_pair.py": {
+        "test_a_run_of_pairs_goes_on_in_pairs_or_in_one_process": "test_a_run_of_one_process_goes_on_in_pairs",
+    },
+    "tests/papers/test_fedassistant_rounds.py": {
+        "test_any_number_of_ranks_that_own_slices_gives_the_bits_of_star[3": OTHER_CASES,
+        "test_any_number_of_ranks_that_own_slices_gives_the_bits_of_star[5": OTHER_CASES,
+        "test_one_process_and_many_ranks_give_the_same_bits_and_bytes[4": OTHER_CASES,
+    },
+    "tests/privacy/record/test_held_out.py": {
+        "test_an_epsilon_has_room_for_the_scores": "the file's figures by hand",
+    },
+    "tests/privacy/record/test_own_rows.py": {
+        "test_a_silo_looks_at_its_units_before_it_declares_them": "tests/privacy/record/test_runs.py",
+    },
+    "tests/privacy/record/test_runs.py": {
+        "test_messages_are_made_of_noised_vectors_and_their_ways_have_the_same_bits": "tests/compression",
+    },
+    "tests/privacy/record/test_shared.py": {
+        "test_a_kill_costs_no_release": "tests/privacy/record/test_runs.py",
+        "test_the_server_gets_the_sum_of_all_parts_to_the_bit_over_public_numbers[no noise": OTHER_CASES,
+    },
+    "tests/privacy/secure_sum/test_ranks.py": {
+        "test_workers_send_nothing_on_other_terms_than_their_own[parties of the round-lower": OTHER_CASES,
+        "test_workers_send_nothing_on_other_terms_than_their_own[parties of the round-one party": OTHER_CASES,
+    },
+    "tests/privacy/test_attempts.py": {
+        "test_an_account_counts_releases_by_their_draw_of_the_cohort": "test_seven_attempts_have_seven_draws",
+        "test_attempts_on_one_cohort_would_cost_more": "test_seven_attempts_have_seven_draws",
+    },
+    "tests/privacy/test_kills.py": {
+        "test_a_run_killed_at_any_line_of_a_repeated_round_ends_as_if_it_had_not_been[another": OTHER_CASES,
+    },
+    "tests/privacy/test_owner_files_on_full_disks.py": {
+        "test_on_a_full_ext4_every_release_has_its_line[4096": OTHER_CASES,
+    },
+    "tests/privacy/test_ranks.py": {
+        "test_a_kill_while_the_next_attempts_cohort_trains_costs_no_further_attempt": "test_a_kill_in_any_phase",
+        "test_a_round_done_again_that_would_pass_the_budget_is_code_10": "test_the_end_of_the_budget_is_code_10",
+        "test_with_a_secure_sum_each_attempt_at_a_round_opens_a_sum_of_its_own": "tests/privacy/test_attempts.py",
+    },
+    "tests/privacy/test_records_tell_nobody.py": {
+        "test_times_would_tell": "the file's other records",
+    },
+    "tests/rounds/test_overlap.py": {
+        "test_a_run_that_dies_with_scores_on_the_way_is_resumed_to_the_same[<class 'fedtorch.rounds.eval": OTHER_CASES,
+    },
+    "tests/safety/test_texts_stay_in_logs.py": {
+        "test_nor_where_the_log_is_on_a_full_disk": "test_one_process_shows_no_text_of_a_client",
+        "test_one_process_shows_no_text_of_a_client[ignored": OTHER_CASES,
+    },
+    "tests/tasks/test_qa.py": {
+        "test_a_patched_bert_learns_the_synthetic_clients": "tests/models/test_patch.py",
+    },
+    "tests/tasks/test_text_classification.py": {
+        "test_plain_transformers_evaluates_the_saved_model_alike[bert": OTHER_CASES,
+    },
+    "tests/tasks/test_wikisql.py": {
+        "test_all_groups_give_the_same_bits_on_three_ranks": "tests/invariance",
+        "test_without_any_dropout_the_loss_is_exactly_0_in_every_round_and_each_says_so[16-3-teacher2": OTHER_CASES,
+        "test_without_any_dropout_the_loss_is_exactly_0_in_every_round_and_each_says_so[18-1-teacher0": OTHER_CASES,
+        "test_without_any_dropout_the_loss_is_exactly_0_in_every_round_and_each_says_so[18-1-teacher1": OTHER_CASES,
+    },
+    "tests/train/test_deepspeed.py": {
+        "test_activation_checkpointing_changes_nothing_but_memory[gpt2-stage3": OTHER_CASES,
+    },
+    "tests/train/test_deepspeed_federation.py": {
+        "test_workers_of_two_ranks_with_different_steps_equal_one_process[two-and-one": OTHER_CASES,
+    },
+    "tests/train/test_pretended_device.py": {
+        "test_a_smoke_config_trains_on_a_device_as_on_the_cpu": "test_every_algorithm_gives_the_same_bits_on_a_device",
+    },
+    "tests/train/test_saved_loop.py": {
+        "test_deepspeed[adamw-stage1-bf16": OTHER_CASES,
+        "test_deepspeed[adamw-stage2-fp16": OTHER_CASES,
+    },
+    "tests/train/test_schedules.py": {
+        "test_a_run_imports_neither_peft_nor_deepspeed": "tests/core/test_extras.py",
+    },
+    "tests/train/test_zero_adafactor.py": {
+        "test_two_rounds_of_two_clients_equal_plain_adafactor_at_every_stage": "test_deepspeed.py, with AdamW",
+    },
+    "tests/trainers/test_function.py": {
+        "test_one_that_fails_is_named_and_the_others_go_on[adds": OTHER_CASES,
+        "test_one_that_fails_is_named_and_the_others_go_on[raises": OTHER_CASES,
+        "test_one_that_fails_is_named_and_the_others_go_on[resizes": OTHER_CASES,
+        "test_what_it_keeps_is_there_in_the_next_round_and_after_a_resume": "its state is resumed in another",
+    },
+    "tests/trainers/test_over_rounds.py": {
+        "test_three_rounds_of_four_steps_are_twelve_steps[constant": OTHER_CASES,
+        "test_three_rounds_of_four_steps_are_twelve_steps[linear": OTHER_CASES,
+    },
+    "tests/trainers/test_script.py": {
+        "test_a_client_whose_script_fails_is_named_and_the_others_go_on[fl.send": OTHER_CASES,
+        "test_a_client_whose_script_fails_is_named_and_the_others_go_on[model = torch.nn.Linear": OTHER_CASES,
+        "test_a_client_whose_script_fails_is_named_and_the_others_go_on[sys.exit(3": OTHER_CASES,
+        "test_a_kept_script_that_failed_is_begun_anew_for_the_next_client[raise": OTHER_CASES,
+        "test_a_module_beside_the_script_is_as_new_for_every_client": "test_modules_of_one_name_beside_two_scripts",
+        "test_a_script_may_go_to_its_own_folder": "test_a_script_finds_the_rows_of_the_config_wherever_it_goes",
+        "test_a_script_that_sends_whatever_happens_is_begun_like_any_other[finally": OTHER_CASES,
+        "test_an_audit_of_a_script_says_why_there_is_none": "tests/audit",
+    },
+    "tests/trainers/test_sft.py": {
+        "test_twenty_rounds_leave_memory_attributes_and_disk_as_they_were": "tests/trainers/test_hugging_face.py",
+    },
+}
+"""File -> how a test's name begins there -> what holds the same in the meantime."""
+
+
+def is_slow(nodeid: str) -> bool:
+    """Does this test wait for `make slow`?"""
+    file, _, name = nodeid.partition("::")
+    return name.startswith(tuple(SLOW.get(file, ())))
+
+
+def stale(nodeids: Iterable[str]) -> list[str]:
+    """Entries of SLOW that are none of these tests, in files that some of these are of."""
+    found: dict[str, list[str]] = {}
+    for nodeid in nodeids:
+        file, _, name = nodeid.partition("::")
+        found.setdefault(file, []).append(name)
+    return [
+        f"{file}::{start}"
+        for file, starts in SLOW.items()
+        for start in starts
+        if file in found and not any(name.startswith(start) for name in found[file])
+    ]
