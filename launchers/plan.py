@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtorch.config import load as yaml_config
-from fedtorch.config import yaml_tree
 from fedtorch.config.find import find_all, run_name
 from fedtorch.config.schema import Config
+from fedtorch.core import yaml_tree
 from fedtorch.core.errors import ConfigError
 from fedtorch.lifecycle.more_rounds import changes_but_rounds, rounds_before
 

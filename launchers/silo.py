@@ -12,14 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from fedtorch.comm.job.public import refuse_public
 from fedtorch.comm.job.signing import VARIABLE, job_secret, read_secret
 from fedtorch.comm.job.store import OPTION as ADDRESS_OPTION
 from fedtorch.comm.job.store import STAY
-from fedtorch.comm.job.trust import refuse_public
 from fedtorch.config.masking import set_options
 from fedtorch.config.options import add_config_options
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, PreflightError, RestartsError, print_error
+from fedtorch.lifecycle.parties import identity_of
 from fedtorch.lifecycle.silo_status import VARIABLE as SILO
 from fedtorch.lifecycle.silo_status import write_silo_status
 from fedtorch.lifecycle.status import write_status
@@ -81,15 +82,7 @@ def environment(
 
     place: host and port of the server. option: by which they were given. secret: of the job. stays_s: of the server,
     for silos that missed the run's end.
-
-    Raises:
-        PreflightError: there is no secret.
     """
-    if not secret:
-        raise PreflightError(
-            f"{VARIABLE} is not set, or empty, and there is no --secret-file; make one (openssl rand -hex 32), give it "
-            "to every silo by another way than this wire, and set it to the same on all of them"
-        )
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
@@ -98,7 +91,7 @@ def environment(
         "MASTER_ADDR": place[0],
         "MASTER_PORT": str(place[1]),
         ADDRESS_OPTION: option,  # for messages
-        VARIABLE: secret,
+        **({VARIABLE: secret} if secret else {}),
         "FEDTORCH_COMMAND": command,  # for status.json
         **({} if rank else {STAY: str(stays_s)}),
     }
@@ -153,8 +146,17 @@ def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side)
         rank, told = side(config, ranks)
         command = _command(name, args, [f"--{option}", given, *(["--silo", args.silo] if rank else [])])
         secret = read_secret(args.secret_file) if args.secret_file else os.environ.get(VARIABLE, "")
-        if secret:
+        if (party := identity_of(config, rank)) is not None:
+            secret = ""  # each party has a key of its own
+            told.append(f"this side signs as {party.parties[rank]}; {party.described}")
+        elif secret:
             job_secret({VARIABLE: secret}, config.folder)  # long enough?
+        else:
+            raise PreflightError(
+                f"{VARIABLE} is not set, or empty, and there is no --secret-file; make one (openssl rand -hex 32), "
+                "give it to every silo by another way than this wire, and set it to the same on all of them; or let "
+                "each side have a key of its own (trust.members, docs/trust.md)"
+            )
         environ = environment(rank, len(ranks) + 1, place, f"--{option}", secret, command, stays_s(config))
         who = " and ".join(ranks.get(rank, ()))
         if rank:

@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "api": {"audit", "cli", "lifecycle", "setup", "report", "tasks", "models", "data", "tracking", "config", "core"},
     # attacks: what a round sends, and what a run's model says
     "audit": {"report", "setup", "rounds", "tasks", "models", "checkpoint", "comm", "privacy", "config", "core"},
-    "lifecycle": {"setup", "rounds", "checkpoint", "comm", "tracking", "config", "core"},
+    "lifecycle": {"setup", "rounds", "checkpoint", "comm", "trust", "tracking", "config", "core"},
     # what a run will do and cost, before it
     "planning": {"setup", "rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "privacy", "config", "core"},
     "setup": {
@@ -51,7 +51,8 @@ ROOMS: dict[str, set[str]] = {
     "train": {"comm", "core"},
     "report": {"tracking", "metrics", "privacy", "config", "core"},
     "data": {"metrics", "text", "core"},
-    "comm": {"privacy", "compression", "core"},
+    "comm": {"trust", "privacy", "compression", "core"},
+    "trust": {"core"},  # who the parties of a federation are
     "config": {"core"},
     "checkpoint": {"core"},
     "compression": {"core"},

@@ -8,8 +8,8 @@ from typing import Any, overload
 from fedtorch.config.load import load
 from fedtorch.config.python_configs import Given, Overrides, plain_data
 from fedtorch.config.validate import validate
-from fedtorch.config.yaml_tree import Tree
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import Tree
 from fedtorch.data.own.client_rule import SECTION, ClientRule
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.partition import deal

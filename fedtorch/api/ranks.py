@@ -14,8 +14,8 @@ from fedtorch.cli.__main__ import COMMANDS, module_of
 from fedtorch.config.load import to_dict
 from fedtorch.config.python_configs import Given
 from fedtorch.config.schema import Config
-from fedtorch.config.yaml_tree import write
 from fedtorch.core.errors import Interrupted, error_of_code
+from fedtorch.core.yaml_tree import write
 from fedtorch.lifecycle.status import read_status
 
 _LINES, _OF_EACH = 12, 4

@@ -43,6 +43,7 @@ COMMANDS = {
     "data prepare own": Command("fedtorch.setup.data_prepare", "prepare data of your own before any run"),
     "data check": Command("fedtorch.setup.data_check", "sizes, labels, lengths and leaks of data of your own"),
     "data partition": Command("fedtorch.setup.data_partition", "write which client has which rows of them"),
+    "keys new": Command("fedtorch.trust.new_key", "make the pair of keys by which a party of a federation is known"),
     "report": Command("fedtorch.report.__main__", "tables and plots of finished runs"),
     "export": Command("fedtorch.lifecycle.export", "write the model of a run, or of one of its clients, to a folder"),
     "predict": Command("fedtorch.setup.predict", "what a run's model says of new rows of your own"),
@@ -52,7 +53,7 @@ COMMANDS = {
 }
 
 
-GROUPS = {"data": "prepare, check and deal data, before any run"}
+GROUPS = {"data": "prepare, check and deal data, before any run", "keys": "by which parties know each other"}
 """Commands that are the first word of others -> what these have in common."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,10 +22,12 @@ from fedtorch.comm.job.addresses import bind, check_master
 from fedtorch.comm.job.arrivals import SharedArrivals
 from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.liveness import Liveness
+from fedtorch.comm.job.parties import Identity
 from fedtorch.comm.job.rejoin import join_job, let_in, waiting
 from fedtorch.comm.job.rendezvous import Rendezvous
 from fedtorch.comm.job.shutdown import Shutdown
 from fedtorch.comm.job.store import JobMember
+from fedtorch.comm.job.transcript import Transcript, nonces_in
 from fedtorch.comm.options import CommOptions, Network
 from fedtorch.comm.sparse.messages import all_gather_updates, count_replicated
 from fedtorch.comm.sparse.peers import GroupPeers
@@ -70,8 +73,10 @@ class DistributedCommunicator(Communicator):
         store, self.rank, self.size = member.store, member.rank, member.size
         self._store, self._options, self.arrivals = store, options, SharedArrivals(store)
         self.staging, self._groups, self._failures, self._is_closed, self._recovers = None, 0, 0, False, False
+        self._transcript = Transcript.of(store, self.rank)
+        beats, limit_s = copy.copy(store), store.timeout_s  # good before and after the parties have signed that
         self._liveness = Liveness(
-            store, options.links, self.rank, self.size, store.timeout_s, options.stacks, sees_ends=options.recovers
+            beats, options.links, self.rank, self.size, limit_s, options.stacks, sees_ends=options.recovers
         )
         self.member, self.lost, self.has_ended = member, member.entry.lost, member.entry.is_over
         self.vector = MappedVector(lambda: self._group, lambda: store.shares_memory)
@@ -100,7 +105,7 @@ class DistributedCommunicator(Communicator):
         recovers: bool = False,
         backend: Choice = "auto",
         device: torch.device | None = None,
-        secret: str = "",
+        secret: str | Identity = "",
         grace_s: float = CommOptions.grace_s,
         network: Network | None = None,
         member: JobMember | None = None,
@@ -111,7 +116,8 @@ class DistributedCommunicator(Communicator):
         stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
         grace_s: of `CommOptions`.
         recovers: after `enable_loss_recovery`, go on without workers that are lost, which NCCL cannot.
-        backend: of payloads. device: this rank's own; None: the CPU. secret: `signing.job_secret`. member: `reopen`.
+        backend: of payloads. device: this rank's own; None: the CPU. secret: `signing.job_secret`, or who this party is
+        among parties with keys of their own. member: `reopen`.
 
         Raises:
             PreflightError: incomplete environment, taken port, no store, or hosts that do not reach each other.
@@ -143,11 +149,16 @@ class DistributedCommunicator(Communicator):
         self._liveness.beat(phase="preflight")
         self.faults("preflight")
 
+        paper, gpu = self._transcript, OwnGpu.of(self._options.device).note()
+        facts = {**facts, **paper.facts} if paper else facts
+
         def decide(notes: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
             self.gpus = {rank: note["gpu_versions"] for rank, note in notes.items() if note["gpu_versions"]}
-            return choose(self._options.backend, notes)
+            return {**choose(self._options.backend, notes), **nonces_in(notes)}
 
-        verdict = self._rendezvous.preflight(facts, OwnGpu.of(self._options.device).note(), decide)
+        verdict = self._rendezvous.preflight(facts, {**gpu, **paper.note} if paper else gpu, decide)
+        if paper:
+            paper.sign(self._rendezvous, facts, verdict, self.lost)
         if self._shared is None:  # else by an earlier run of this job
             fails = verdict["backend"] == "nccl" and not self._try_nccl()
             self._shared = frozenset(range(self.size) if fails else verdict["shared"])
@@ -177,7 +188,7 @@ class DistributedCommunicator(Communicator):
         return False
 
     def _where_trial_failed(self) -> str:
-        return self._store.get(_TRIAL) if self._store.has([_TRIAL]) else ""
+        return self._store.get(_TRIAL, by=None) if self._store.has([_TRIAL]) else ""
 
     def stage(self, staging: Staging) -> None:
         """From now on payloads travel like this; all ranks call it alike, before the first one is sent."""

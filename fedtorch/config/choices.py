@@ -9,9 +9,9 @@ from typing import Any
 from fedtorch.config.registry import NAMED, named_class
 from fedtorch.config.schema import Config
 from fedtorch.config.validate import dataclasses_in, hints_of
-from fedtorch.config.yaml_tree import Key, Tree
 from fedtorch.core.choices import Choice, Named, OneOf
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import Key, Tree
 
 SET = "--set "
 """How the mark of a value begins that the command line gave."""

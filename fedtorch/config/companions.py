@@ -9,8 +9,8 @@ from typing import Any
 
 from fedtorch.config.layers import overlay
 from fedtorch.config.validate import at, nearest
-from fedtorch.config.yaml_tree import Key, Tree, describe, merge
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import Key, Tree, describe, merge
 
 _ALONE = {
     "paradigm": "local",

@@ -12,8 +12,8 @@ from fedtorch.config.find import find
 from fedtorch.config.python_configs import plain_data
 from fedtorch.config.registry import NAMED, named_class
 from fedtorch.config.validate import at, check_text, field_names
-from fedtorch.config.yaml_tree import Key, Tree, describe, merge, read, read_value
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import Key, Tree, describe, merge, read, read_value
 
 _LARGEST_BYTES = 1 << 20
 _DEEPEST = 50

@@ -30,9 +30,10 @@ from fedtorch.config.samplers import resolved
 from fedtorch.config.schema import ClientConfig, Config
 from fedtorch.config.trackers import check_trackers
 from fedtorch.config.validate import at, check_text, field_names, unknown, validate, wrong
-from fedtorch.config.yaml_tree import Key, Tree, write
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.version import VERSION
+from fedtorch.core.yaml_tree import Key, Tree, write
+from fedtorch.trust.settings import TrustConfig
 
 DEFAULT = Path(__file__).with_name("default.yaml")
 """The job that runs when no config is named; package data."""
@@ -139,7 +140,11 @@ def run_digest(config: Config) -> str:
 
 
 def config_facts(config: Config) -> dict[str, str]:
-    """Facts that ranks compare of their configs: the version, a digest of all, and every key for the message."""
+    """Facts that ranks compare of their configs: the version, a digest of all, and every key for the message.
+
+    Not the names of the two files of `trust`, which lie elsewhere on each machine.
+    """
+    config = dataclasses.replace(config, trust=TrustConfig())
     keys = {f"key `{key}`": value for key, value in shown_keys(config).items()}
     return {"fedtorch": VERSION, "config": digest(config, everything=True), **keys}
 

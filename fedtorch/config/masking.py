@@ -8,13 +8,14 @@ from typing import Any
 
 MASK = "<masked>"
 _SECRET = ("token", "key", "secret", "password")
-_ASSIGNED = re.compile(rf"({'|'.join(_SECRET)})=.*", re.IGNORECASE | re.DOTALL)
+_PATH = ("trust", "key")  # names the file with a key
+_ASSIGNED = re.compile(rf"(?<!{_PATH[0]}\.)({'|'.join(_SECRET)})=.*", re.IGNORECASE | re.DOTALL)
 
 
 def mask_data(data: Any, key: str = "") -> Any:
     """Nested data with the strings masked whose key, or the last word of it after `_`, is that of a secret."""
     if isinstance(data, dict):
-        return {name: mask_data(value, name) for name, value in data.items()}
+        return {name: value if (key, name) == _PATH else mask_data(value, name) for name, value in data.items()}
     if isinstance(data, list | tuple):
         return [mask_data(value, key) for value in data]
     return MASK if isinstance(data, str) and data and key.lower().split("_")[-1] in _SECRET else data

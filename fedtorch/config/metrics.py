@@ -9,8 +9,8 @@ from typing import Any
 
 from fedtorch.config.registry import imported, named_class
 from fedtorch.config.validate import at
-from fedtorch.config.yaml_tree import Tree
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import Tree
 
 KEY = ("eval", "metrics")
 TASKS = ("text_classification", "token_classification", "seq2seq", "causal_lm")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtorch.config.yaml_tree import write_value
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import write_value
 
 Given = str | Path | Mapping[str, Any]
 """A config: a path, the name of one that is shipped, or what its file would hold."""

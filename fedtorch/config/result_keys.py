@@ -33,6 +33,7 @@ NO_EFFECT = (
     "clients.min_silos",  # nor one in whose rounds enough silos count
     "privacy.max_epsilon",  # when to stop
     "privacy.per_silo.*.max_epsilon",
+    "trust",  # who signs what is said
     "privacy.ledger",  # where what was released is kept
 )
 """Keys that do not change results, with everything under them; `*` is any name. `digest` and `record_difference` leave

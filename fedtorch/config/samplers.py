@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fedtorch.config.registry import class_of
 from fedtorch.config.schema import ClientsConfig
 from fedtorch.config.validate import at, field_names, validate, wrong
-from fedtorch.config.yaml_tree import Tree
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import Tree
 
 if TYPE_CHECKING:
     from fedtorch.core.sampling import Sampler

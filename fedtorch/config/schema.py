@@ -26,6 +26,7 @@ from fedtorch.privacy.settings import Persons, PrivacyConfig
 from fedtorch.tracking.settings import TrackConfig
 from fedtorch.train.attacks.settings import AttackConfig
 from fedtorch.train.settings import ClientConfig, EngineConfig
+from fedtorch.trust.settings import TrustConfig
 
 __all__ = [
     "AttackConfig",
@@ -42,6 +43,7 @@ __all__ = [
     "ServerConfig",
     "SystemConfig",
     "TrackConfig",
+    "TrustConfig",
 ]
 
 
@@ -176,6 +178,8 @@ class Config:
     """Devices, threads, memory, transport."""
     privacy: PrivacyConfig = PrivacyConfig()
     """What is promised to clients."""
+    trust: TrustConfig = TrustConfig()
+    """Who the parties are, where each signs with a key of its own."""
     attack: AttackConfig = AttackConfig()
     """Clients that cheat, on purpose."""
     compare: dict[str, Any] | tuple[str | dict[str, Any], ...] | None = None

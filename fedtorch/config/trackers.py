@@ -8,8 +8,8 @@ from typing import Any
 from fedtorch.config.registry import class_of
 from fedtorch.config.schema import Config
 from fedtorch.config.validate import at, validate, wrong
-from fedtorch.config.yaml_tree import Tree
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import Tree
 
 KEY = ("run", "trackers")
 TENSORBOARD = "tensorboard"

@@ -16,9 +16,9 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from fedtorch.config.yaml_tree import Key, Tree, describe
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import LARGEST
+from fedtorch.core.yaml_tree import Key, Tree, describe
 
 
 def validate(cls: Any, values: dict[str, Any], prefix: Key, tree: Tree) -> tuple[Any, list[str]]:

@@ -15,6 +15,7 @@ from typing import IO
 
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.job.parties import Identity
 from fedtorch.comm.job.ports import check_ports
 from fedtorch.comm.job.rejoin import stay, stay_again
 from fedtorch.comm.job.signing import VARIABLE, forget_secret, job_secret
@@ -35,6 +36,7 @@ from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.losing import saying_what_is_here, who
 from fedtorch.lifecycle.losses import agree_on_left_out, note_losses
 from fedtorch.lifecycle.model_cards import write_cards
+from fedtorch.lifecycle.parties import identity_of
 from fedtorch.lifecycle.results import show_beside, table
 from fedtorch.lifecycle.run_files import open_run
 from fedtorch.lifecycle.signals import StopFlag
@@ -152,6 +154,11 @@ class Session:
     def _join(self, config: Config, names: Sequence[str], again: _Again | None) -> Communicator:
         names = Names.of(names)
         if self.num_ranks == 1:
+            if config.trust.members is not None:
+                raise ConfigError(
+                    "trust.members is set but this is one process, without other parties; start the server with "
+                    "`fedtorch serve` and the silos with `fedtorch join`, or remove trust"
+                )
             return LocalCommunicator(names)
         system = config.system
         own = own_device(config, self.num_ranks)
@@ -170,7 +177,11 @@ class Session:
                 member=None if again is None else again.member,
             )
 
-    def _secret(self, config: Config) -> str:
+    def _secret(self, config: Config) -> str | Identity:
+        """The proof that this rank belongs to the job: the secret that all have, or a key of its own."""
+        if (party := identity_of(config, self.rank)) is not None:
+            log.info("%s", party.described)
+            return party
         secret = job_secret(os.environ, config.folder)
         if not secret and self.rank == 0:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
-from fedtorch.config.yaml_tree import read
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import read
 from fedtorch.setup.pinned_data import is_pinned, without_data
 from fedtorch.tasks.base import Task
 from fedtorch.tasks.own import OwnTask

@@ -49,7 +49,7 @@ def test_an_end_is_noticed_on_the_other_side(store: Store) -> None:
 
 def test_a_killed_process_is_noticed(store: Store) -> None:
     server = Links.open(store, 0, "127.0.0.1")
-    port, token = store.get("links").split()
+    port, token = store.get("links", by=0).split()
     if (child := os.fork()) == 0:  # nothing but a socket, so a fork does no harm
         with socket.create_connection(("127.0.0.1", int(port))) as sock:
             sock.sendall(frame("hello/5", token.encode()))
@@ -65,7 +65,7 @@ def test_a_killed_process_is_noticed(store: Store) -> None:
 @pytest.mark.parametrize("hello", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(20), b"\xff" * 1000])
 def test_a_stranger_is_not_let_in(store: Store, hello: bytes) -> None:
     server = Links.open(store, 0, "127.0.0.1")
-    port = int(store.get("links").split()[0])
+    port = int(store.get("links", by=0).split()[0])
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.settimeout(5)
         try:
@@ -131,7 +131,7 @@ def test_who_knows_the_token_but_not_the_secret_is_not_let_in(secret: str) -> No
     agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = Store(lambda: agent, 5.0, "here", Signature("the secret of this job", "job/0"))
     server = Links.open(store, 0, "127.0.0.1")
-    port, token = store.get("links").split()
+    port, token = store.get("links", by=0).split()
     said = Signature(secret, "job/0").sign("hello/1", token)
     with socket.create_connection(("127.0.0.1", int(port))) as sock:
         sock.settimeout(5)

@@ -34,7 +34,7 @@ BEAT = {"phase": "train", "round": 1, "client": "", "step": 0, "count": 3, "left
 def test_what_was_signed_is_read_under_its_key_in_its_attempt_only() -> None:
     ours = Signature(SECRET, "job/0")
     text = ours.sign("meeting0/1", '{"ok": true}')
-    assert ours.check("meeting0/1", text) == '{"ok": true}'
+    assert ours.check("meeting0/1", text, 1) == '{"ok": true}'
     strangers = [Signature(SECRET, "job/1"), Signature("another secret of a job", "job/0")]
     for other, key, value in [
         (ours, "meeting1/1", text),
@@ -44,7 +44,7 @@ def test_what_was_signed_is_read_under_its_key_in_its_attempt_only() -> None:
         *((stranger, "meeting0/1", text) for stranger in strangers),
     ]:
         with pytest.raises(ForgedNoteError, match=f"`{key}` was not written by a rank of this job"):
-            other.check(key, value)
+            other.check(key, value, 1)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_rank_with_another_secret_ends_with_its_own_code_and_the_server_waits(
     outcomes = start_ranks(differ, 3, environ=environ).join(timeout=30)
     for rank in wrong:
         assert outcomes[rank].exit_code == PreflightError.exit_code
-        assert f"the secret of this side ({VARIABLE}) is not that of the server" in outcomes[rank].error
+        assert f"the secret ({VARIABLE}) of this side is not that of the server" in outcomes[rank].error
     assert outcomes[0].exit_code == DeadlineError.exit_code, "nobody came in time, which another try may mend"
     assert "rank 1" in outcomes[0].error and "was never there in" in outcomes[0].error
 

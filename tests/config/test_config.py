@@ -22,9 +22,9 @@ from fedtorch.config.load import companions, digest, load, to_dict, to_yaml
 from fedtorch.config.masking import MASK
 from fedtorch.config.result_keys import NO_EFFECT
 from fedtorch.config.schema import ClientConfig, Config, ServerConfig
-from fedtorch.config.yaml_tree import merge, read, write
 from fedtorch.core import settings as core_settings
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import merge, read, write
 from fedtorch.data.own.keys import OwnData
 from fedtorch.tasks.base import Task
 from fedtorch.train import settings as train_settings

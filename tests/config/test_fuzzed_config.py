@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtorch.config.load import companions, load, to_dict
-from fedtorch.config.yaml_tree import write
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import write
 
 CONFIGS = ["smoke/fedavg", "smoke/feda_top50", "smoke/fedmatch", "smoke/fedparsing", "fewfedweight/smoke_ffw_full"]
 

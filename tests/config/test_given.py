@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fedtorch.config.load import load, to_dict
 from fedtorch.config.python_configs import assignments, plain_data
-from fedtorch.config.yaml_tree import read_value, write_value
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import read_value, write_value
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs", "Cc")) | st.sampled_from("\n\t:#{}[]'\"-,&*"), max_size=12)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS

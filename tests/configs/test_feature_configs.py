@@ -29,10 +29,12 @@ SECTIONS = {
     "system": schema.SystemConfig,
     "privacy": schema.PrivacyConfig,
     "attack": AttackConfig,
+    "exchange": schema.ExchangeConfig,
+    "trust": schema.TrustConfig,
 }
 ON_COMMAND_LINES = {"run": {"dir"}}  # of a machine, so in no shipped config
 OF_RANKS = {"secure_sum", "privacy_shared"}  # several
-NOT_OF_SMOKE = {"backdoor", "silos"}  # for a task with labels; for `fedtorch serve` and `join`
+NOT_OF_SMOKE = {"backdoor", "silos", "trust"}  # for a task with labels; for `fedtorch serve` and `join`
 
 
 def test_every_key_of_a_section_stands_in_a_shipped_config() -> None:

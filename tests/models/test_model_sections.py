@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedtorch.config.validate import validate
-from fedtorch.config.yaml_tree import Tree
+from fedtorch.core.yaml_tree import Tree
 from fedtorch.models.bert import BertEncoder
 from fedtorch.models.patch import Patch
 from fedtorch.models.re2 import Re2

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 OTHER_CASES = "other cases of the test"
 
 SLOW: dict[str, dict[str, str]] = {
+    "tests/algorithms/test_third_party.py": {
+        "test_the_examples_on_three_ranks_give_the_bits_of_one_process": "tests/invariance, with our own",
+    },
     "tests/api/test_ranks.py": {
         "test_three_ranks_have_the_bits_of_one": "tests/invariance/test_ranks.py",
     },
@@ -20,11 +23,18 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/benchmarks/test_benchmarks.py": {
         "test_rounds_move_the_bytes_that_were_predicted": "tests/planning/test_measured_by_hand.py",
         "test_the_bare_loop_over_peft_ends_as_the_runner_does": "test_the_plain_loop_and_the_runner_train_the_same",
+        "test_the_benchmark_of_exchanges_stays_between_bound_and_formula": "tests/comm counts the same bytes",
         "test_the_benchmark_of_machines_has_fewer_bytes": "tests/hosts/test_node_sums.py counts them",
         "test_the_sparse_benchmark_measures_what_the_formula_says": "tests/comm/test_allreduce.py",
     },
     "tests/benchmarks/test_speed.py": {
         "test_two_plain_processes_that_share_memory_train_what_one_does": "the written plan's three cases",
+    },
+    "tests/comm/test_exchange.py": {
+        "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[reduce": OTHER_CASES,
+    },
+    "tests/comm/test_kept_memory.py": {
+        "test_no_vector_is_made_anew_in_a_round[reduce": OTHER_CASES,
     },
     "tests/comm/test_node_sums.py": {
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabb-2-True]": OTHER_CASES,
@@ -32,10 +42,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabbcc-1": OTHER_CASES,
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabbcc-4-False]": OTHER_CASES,
         "test_one_key_turns_it_off": "tests/hosts/test_node_sums.py",
-        "test_payloads_through_a_device_go_between_leaders_too[aaa-": OTHER_CASES,
-        "test_payloads_through_a_device_go_between_leaders_too[aabb-send": OTHER_CASES,
-        "test_payloads_through_a_device_go_between_leaders_too[aabbc-": OTHER_CASES,
-        "test_payloads_through_a_device_go_between_leaders_too[abc-": OTHER_CASES,
+        "test_payloads_through_a_device_go_between_leaders_too": "test_over_nccl.py and test_transport.py",
         "test_the_bits_are_those_of_one_process[aab-auto]": OTHER_CASES,
         "test_the_bits_are_those_of_one_process[aabb-reduce]": OTHER_CASES,
         "test_the_bits_are_those_of_one_process[aabb-send]": OTHER_CASES,
@@ -75,6 +82,9 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/data/test_prepare.py": {
         "test_several_processes_may_prepare_the_same_folder_at_once": "the file's other folders",
+    },
+    "tests/docs/test_notebooks.py": {
+        "test_a_notebook_shows_what_is_stored_in_it[preferences": OTHER_CASES,
     },
     "tests/docs/test_trainers_page.py": {
         "test_config_function_and_script_give_the_same_bits": "tests/trainers/, each way by itself",
@@ -139,6 +149,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_at_most_n_steps_are_repeated[1-": OTHER_CASES,
         "test_at_most_n_steps_are_repeated[11-": OTHER_CASES,
         "test_at_most_n_steps_are_repeated[4-": OTHER_CASES,
+        "test_two_ranks_that_hold_unlike_parts_of_a_model": "the same with whole models",
     },
     "tests/hosts/test_after_the_end.py": {
         "test_one_that_is_killed_while_it_hears_may_come_once_more": "test_it_hears_of_the_end",
@@ -151,6 +162,7 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/hosts/test_held_states.py": {
         "test_a_run_that_dies_before_its_first_checkpoint_begins_again_by_itself[train": OTHER_CASES,
+        "test_a_server_restored_from_an_older_backup_takes_nothing_newer_away": "the server whose folder is gone",
         "test_newer_states_without_a_note_are_passed_over": "test_a_server_restored_from_an_older_backup",
         "test_what_was_given_up_is_there_until_the_new_run_has_a_checkpoint": "the file's runs that begin again",
     },
@@ -168,6 +180,9 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_run_whose_vectors_lie_elsewhere_ends_with_the_same_bits[scaffold": OTHER_CASES,
         "test_a_run_whose_vectors_lie_elsewhere_ends_with_the_same_bits[smoke_ffw_full": OTHER_CASES,
     },
+    "tests/invariance/test_fewshot_ranks.py": {
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[2": OTHER_CASES,
+    },
     "tests/invariance/test_interrupts.py": {
         "test_a_signal_at_any_moment_changes_nothing[checkpoints beside training": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[checkpoints by": OTHER_CASES,
@@ -182,6 +197,9 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/invariance/test_previous_scale.py": {
         "test_any_number_of_ranks_gives_the_bits_of_one_process[3-": OTHER_CASES,
         "test_any_number_of_ranks_gives_the_bits_of_one_process[5]": OTHER_CASES,
+    },
+    "tests/invariance/test_pseudo_labels.py": {
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[2": OTHER_CASES,
     },
     "tests/invariance/test_ranks.py": {
         "test_any_number_of_ranks_gives_the_bits_of_one_process[2]": OTHER_CASES,
@@ -207,6 +225,10 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/lifecycle/test_idle_base.py": {
         "test_a_server_that_does_not_evaluate_holds_no_base[sb": OTHER_CASES,
     },
+    "tests/lifecycle/test_parties.py": {
+        "test_a_silo_with_another_key_for_the_server_does_not_believe_it": "a silo that lists itself",
+        "test_the_key_of_another_member_is_refused": "a key of its own making",
+    },
     "tests/lifecycle/test_run_lock.py": {
         "test_on_ranks_the_second_run_ends_with_2_too": "the file's second runs in one process",
     },
@@ -220,11 +242,13 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/privacy/record/test_held_out.py": {
         "test_an_epsilon_has_room_for_the_scores": "the file's figures by hand",
+        "test_the_same_again_on_any_ranks_has_the_same_scores_and_is_no_release": "the file's runs in one process",
     },
     "tests/privacy/record/test_own_rows.py": {
         "test_a_silo_looks_at_its_units_before_it_declares_them": "tests/privacy/record/test_runs.py",
     },
     "tests/privacy/record/test_runs.py": {
+        "test_both_passes_of_ditto_are_on_the_account": "tests/privacy/record/test_account.py",
         "test_messages_are_made_of_noised_vectors_and_their_ways_have_the_same_bits": "tests/compression",
     },
     "tests/privacy/record/test_shared.py": {
@@ -232,8 +256,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_the_server_gets_the_sum_of_all_parts_to_the_bit_over_public_numbers[no noise": OTHER_CASES,
     },
     "tests/privacy/secure_sum/test_ranks.py": {
-        "test_workers_send_nothing_on_other_terms_than_their_own[parties of the round-lower": OTHER_CASES,
-        "test_workers_send_nothing_on_other_terms_than_their_own[parties of the round-one party": OTHER_CASES,
+        "test_workers_send_nothing_on_other_terms_than_their_own": "tests/privacy/secure_sum/test_protocol.py",
     },
     "tests/privacy/test_attempts.py": {
         "test_an_account_counts_releases_by_their_draw_of_the_cohort": "test_seven_attempts_have_seven_draws",
@@ -254,7 +277,14 @@ SLOW: dict[str, dict[str, str]] = {
         "test_times_would_tell": "the file's other records",
     },
     "tests/rounds/test_overlap.py": {
+        "test_a_job_with_scores_on_the_way_ends_as_without": "test_a_run_with_scores_on_the_way, in one process",
         "test_a_run_that_dies_with_scores_on_the_way_is_resumed_to_the_same[<class 'fedtorch.rounds.eval": OTHER_CASES,
+    },
+    "tests/rounds/test_selected_by_loss.py": {
+        "test_every_task_can_be_selected_by_loss[coverquery": OTHER_CASES,
+        "test_every_task_can_be_selected_by_loss[feda": OTHER_CASES,
+        "test_every_task_can_be_selected_by_loss[fedparsing": OTHER_CASES,
+        "test_every_task_can_be_selected_by_loss[gpt_all": OTHER_CASES,
     },
     "tests/safety/test_texts_stay_in_logs.py": {
         "test_nor_where_the_log_is_on_a_full_disk": "test_one_process_shows_no_text_of_a_client",
@@ -262,6 +292,9 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/tasks/test_qa.py": {
         "test_a_patched_bert_learns_the_synthetic_clients": "tests/models/test_patch.py",
+    },
+    "tests/tasks/test_text2sql_as_seq2seq.py": {
+        "test_the_default_job_as_seq2seq_has_its_bits": "the file's other bits",
     },
     "tests/tasks/test_text_classification.py": {
         "test_plain_transformers_evaluates_the_saved_model_alike[bert": OTHER_CASES,
@@ -272,11 +305,26 @@ SLOW: dict[str, dict[str, str]] = {
         "test_without_any_dropout_the_loss_is_exactly_0_in_every_round_and_each_says_so[18-1-teacher0": OTHER_CASES,
         "test_without_any_dropout_the_loss_is_exactly_0_in_every_round_and_each_says_so[18-1-teacher1": OTHER_CASES,
     },
+    "tests/tracking/test_track.py": {
+        "test_many_names_are_never_in_memory_at_once": "the file's other names",
+    },
     "tests/train/test_deepspeed.py": {
-        "test_activation_checkpointing_changes_nothing_but_memory[gpt2-stage3": OTHER_CASES,
+        "test_a_client_that_fails_inside_a_step_leaves_nothing_behind[stage3": OTHER_CASES,
+        "test_a_kept_optimiser_state_continues_as_if_never_stopped[in a new engine-stage3": OTHER_CASES,
+        "test_activation_checkpointing_changes_nothing_but_memory": "tests/train/test_memory.py",
+        "test_an_evaluation_between_two_clients_leaves_no_trace[stage3": OTHER_CASES,
+    },
+    "tests/train/test_deepspeed_adapters.py": {
+        "test_a_worker_of_two_ranks_equals_one_plain_process": "test_deepspeed_federation.py, without adapters",
     },
     "tests/train/test_deepspeed_federation.py": {
         "test_workers_of_two_ranks_with_different_steps_equal_one_process[two-and-one": OTHER_CASES,
+    },
+    "tests/train/test_deepspeed_own.py": {
+        "test_a_worker_of_two_ranks_equals_one_process": "test_deepspeed_federation.py, other tasks",
+    },
+    "tests/train/test_deepspeed_saved.py": {
+        "test_a_worker_of_two_ranks_goes_on_within_a_round": "test_saved_loop.py, one rank",
     },
     "tests/train/test_pretended_device.py": {
         "test_a_smoke_config_trains_on_a_device_as_on_the_cpu": "test_every_algorithm_gives_the_same_bits_on_a_device",

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from fedtorch.comm.job.interfaces import LOOPBACK_NAMES, Interface, find, interfaces, is_loopback, network_name, towards
 from fedtorch.comm.job.ports import Ports, listen
-from fedtorch.comm.job.trust import problem_of, refuse_public
+from fedtorch.comm.job.public import problem_of, refuse_public
 
 log = logging.getLogger(__name__)
 

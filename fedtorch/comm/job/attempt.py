@@ -34,7 +34,7 @@ def agree_on_attempt(store: FirstStore, rank: int, size: int) -> str:
     def welcomed() -> str | None:
         if not store.has([f"welcome/{rank}"]):
             return None
-        answered, _, attempt = store.get(f"welcome/{rank}").partition(" ")
+        answered, _, attempt = store.get(f"welcome/{rank}", by=0).partition(" ")
         return attempt if answered == word else None
 
     attempt = await_server(store, rank, welcomed, store.start_s)
@@ -57,5 +57,5 @@ def _welcome(signature: Signature, attempt: str, size: int, connection: dist.Sto
 
 def _answer(connection: dist.Store, signature: Signature, rank: int, hello: str, attempt: str) -> None:
     with contextlib.suppress(ForgedNoteError):  # which is no hello of a rank
-        word = signature.check(f"hello/{rank}", hello)
+        word = signature.check(f"hello/{rank}", hello, rank)
         connection.set(f"welcome/{rank}", signature.sign(f"welcome/{rank}", f"{word} {attempt}"))

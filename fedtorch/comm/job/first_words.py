@@ -35,12 +35,12 @@ class FirstStore(Protocol):
     def set(self, key: str, value: str) -> None:
         """Write."""
 
-    def get(self, key: str) -> str:
-        """Read; the key must exist."""
+    def get(self, key: str, *, by: int | None) -> str:
+        """Read what the rank `by` has written, or any for None; the key must exist."""
         ...
 
-    def read(self, key: str) -> str | None:
-        """Read; None where no rank of this job has written what is there."""
+    def read(self, key: str, *, by: int | None) -> str | None:
+        """Read; None where that rank has not written what is there."""
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number that begins at 0."""

@@ -7,6 +7,7 @@ comes later than its sender, which waits until it is told.
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import selectors
@@ -24,11 +25,14 @@ from fedtorch.comm.job.ports import listen
 from fedtorch.comm.job.store import Store
 from fedtorch.core.errors import ForgedNoteError, PreflightError
 
+log = logging.getLogger(__name__)
+
 _TOKEN_BYTES = 16
 _TOLD = re.compile(rf"([0-9]{{1,5}}) ([0-9a-f]{{{2 * _TOKEN_BYTES}}})")
 _HEAD = struct.Struct("!IH")  # bytes of the data, bytes of the topic; both follow
 _HELLO, _END = re.compile(r"hello/([0-9]{1,9})"), "end/"  # topic of a connection's first words; before an ended topic
-_MOST_TOPIC, _MOST_HELLO, _MOST = 64, 256, 1 << 29  # bytes
+_WELCOME, _SHOWN = "welcome", 10  # topic of the answer to a hello; refusals that are logged
+_MOST_TOPIC, _MOST_HELLO, _MOST = 64, 512, 1 << 29  # bytes
 _AT_ONCE = 1 << 18
 
 
@@ -51,7 +55,7 @@ class Links:
         self._came: defaultdict[tuple[str, int], deque[bytes]] = defaultdict(deque)
         self._over: dict[str, int] = {}  # topic -> rank that has ended it
         self._changed, self._sending = threading.Condition(), threading.Lock()
-        self._is_closed = False
+        self._is_closed, self._refused = False, 0
         self._buffers: dict[socket.socket, bytearray] = {}
         self._selector = selectors.DefaultSelector()
         if listener is not None:
@@ -77,7 +81,7 @@ class Links:
         store.wait(["links"], store.start_s)
         if not store.has(["links"]):
             raise PreflightError(f"rank 0 (the server) did not come within {store.start_s:g} s (system.start_timeout)")
-        told = _TOLD.fullmatch(store.get("links"))
+        told = _TOLD.fullmatch(store.get("links", by=0))
         if told is None:
             raise PreflightError("what rank 0 (the server) left under `links` is no port and token")
         port, token = told.groups()
@@ -92,7 +96,19 @@ class Links:
         links._let_in(sock, 0)
         links._start()
         links.send(0, f"hello/{rank}", store.signature.sign(f"hello/{rank}", token).encode())
+        if store.signature.is_personal:
+            links._await_welcome(rank, f"{host}:{port}")
         return links
+
+    def _await_welcome(self, rank: int, where: str) -> None:
+        try:
+            self.take(_WELCOME, 0, self._store.timeout_s)
+        except RuntimeError:
+            called, advice = self._store.signature.called, self._store.signature.advice
+            raise PreflightError(
+                f"the server at {where} did not let rank {rank} in: by its {called} what this side signs is not of "
+                f"the party that the rank belongs to; its log says so too. {advice}"
+            ) from None
 
     def send(self, rank: int, topic: str, data: bytes) -> None:
         """Send to the server, or from it to a worker; nothing where that one is gone, which the waiting finds out."""
@@ -232,12 +248,17 @@ class Links:
         if told is None or self._listener is None or int(told[1]) in self._peers.values():
             return False
         try:
-            token = self._store.signature.check(topic, data.decode("utf-8", "replace"))
-        except ForgedNoteError:
+            token = self._store.signature.check(topic, data.decode("utf-8", "replace"), int(told[1]))
+        except ForgedNoteError as error:
+            self._refused += 1
+            if self._store.signature.is_personal and self._refused <= _SHOWN:
+                log.warning("a connection of rank %s is refused: %s", told[1], error)
             return False
         if not secrets.compare_digest(token.encode(), self._token.encode()):
             return False
         self._let_in(sock, int(told[1]))
+        if self._store.signature.is_personal:
+            self.send(int(told[1]), _WELCOME, b"")
         return True
 
 

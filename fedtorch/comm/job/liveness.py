@@ -15,7 +15,6 @@ from typing import IO, Any
 from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.notes import name, read_heartbeat
 from fedtorch.comm.job.rejoin import is_waiting
-from fedtorch.comm.job.signing import VARIABLE
 from fedtorch.comm.job.store import Store
 from fedtorch.core.errors import DeadlineError, Death, is_ours
 
@@ -147,7 +146,7 @@ class Liveness:
     def read(self, key: str, other: int) -> str | None:
         """Return the rank's note under `key`, which exists; None, and a line in the log, where another one wrote it."""
         before = self._store.ignored.get(key, 0)
-        value = self._store.read(key)
+        value = self._store.read(key, by=other)
         if (count := self._store.ignored.get(key, 0)) > before and str(count).rstrip("0") == "1":  # 1, 10, 100
             log.warning(
                 "what stands in the store under `%s` was not written by %s, nor by another rank of this job: it is "
@@ -155,7 +154,7 @@ class Liveness:
                 key,
                 name(other) + self.labels.get(other, ""),
                 count,
-                VARIABLE,
+                self._store.signature.called,
             )
         return value
 

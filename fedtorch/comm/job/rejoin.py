@@ -22,6 +22,7 @@ from dataclasses import replace
 
 from fedtorch.comm.job.first_words import await_server
 from fedtorch.comm.job.notes import read_entry
+from fedtorch.comm.job.parties import Identity
 from fedtorch.comm.job.store import NOBODY, Entry, JobMember, Store
 from fedtorch.core.errors import DeadlineError, PreflightError
 
@@ -42,7 +43,7 @@ _KNOCK_EVERY_S = 0.5
 def join_job(
     environ: Mapping[str, str],
     timeout_s: float,
-    secret: str,
+    secret: str | Identity,
     start_s: float | None,
     why_not: str = "",
     who: Mapping[int, str] = NOBODY,
@@ -77,9 +78,9 @@ def _await_open(member: JobMember) -> None:
 def was_there(member: JobMember) -> bool:
     """Has a process of this rank's number been in this attempt of the job, which is not over or awaits it?"""
     if member.store.has([OVER]):
-        return member.store.get(OVER) == STAYS
+        return member.store.get(OVER, by=0) == STAYS
     beat = f"heartbeat/{member.rank}"
-    return member.store.has([beat]) and member.store.read(beat) is not None
+    return member.store.has([beat]) and member.store.read(beat, by=member.rank) is not None
 
 
 def come_back(member: JobMember, why_not: str = "") -> JobMember:
@@ -101,7 +102,7 @@ def come_back(member: JobMember, why_not: str = "") -> JobMember:
         store.set(f"knocks/{member.rank}", str(number))
         if not store.has([knock]) and not store.has([welcome]):  # the server took this rank for gone once more
             store.set(knock, word)
-    told = read_entry(store.get(welcome))
+    told = read_entry(store.get(welcome, by=0))
     store.delete([welcome])
     return enter(member, Entry(told["number"], frozenset(told["lost"]), tuple(told["hosts"]), told["is_over"]))
 
@@ -125,13 +126,13 @@ def waiting(store: Store, lost: Collection[int]) -> dict[int, str]:
         time.sleep(0.05)
         alive |= {rank for rank in knocking if _knocks(store, rank) != before[rank]}
     store.door.delete([f"knock/{rank}" for rank in knocking if rank not in alive])
-    words = {rank: store.door.read(f"knock/{rank}") for rank in sorted(alive)}
+    words = {rank: store.door.read(f"knock/{rank}", by=rank) for rank in sorted(alive)}
     return {rank: word for rank, word in words.items() if word is not None}
 
 
 def is_waiting(store: Store, rank: int) -> bool:
     """Does the rank knock, so that it is no longer where it was?"""
-    return store.door.has([f"knock/{rank}"]) and store.door.read(f"knock/{rank}") is not None
+    return store.door.has([f"knock/{rank}"]) and store.door.read(f"knock/{rank}", by=rank) is not None
 
 
 def let_in(
@@ -199,4 +200,4 @@ def _list(ranks: Collection[int]) -> str:
 
 
 def _knocks(store: Store, rank: int) -> str:
-    return store.door.read(f"knocks/{rank}") or "" if store.door.has([f"knocks/{rank}"]) else ""
+    return store.door.read(f"knocks/{rank}", by=rank) or "" if store.door.has([f"knocks/{rank}"]) else ""

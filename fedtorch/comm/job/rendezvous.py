@@ -178,7 +178,7 @@ class Rendezvous:
             ForgedNoteError: it did not write that.
         """
         text, _, mail = self._links.take(name, rank).partition(_END)
-        return self._store.signature.check(f"{name}/{rank}", text.decode("utf-8", "replace")), mail
+        return self._store.signature.check(f"{name}/{rank}", text.decode("utf-8", "replace"), rank), mail
 
     def _tell(self, name: str, rank: int, told: Mapping[str, Any], mail: bytes) -> None:
         signed = self._store.signature.sign(f"{name}/{self._rank}", json.dumps(told))

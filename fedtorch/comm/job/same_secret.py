@@ -23,7 +23,7 @@ from functools import partial
 import torch.distributed as dist
 
 from fedtorch.comm.job.first_words import FirstStore, await_server, serve_beside
-from fedtorch.comm.job.signing import VARIABLE, Signature
+from fedtorch.comm.job.signing import Signature
 from fedtorch.core.errors import PreflightError
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def check_secret(store: FirstStore, rank: int, who: Mapping[int, str], *, is_hos
     Raises:
         PreflightError: this rank's secret is not the server's, or the server does not come.
     """
-    if not store.signature.secret:
+    if not store.signature.is_on:
         return
     if rank == 0:
         word = uuid.uuid4().hex
@@ -54,15 +54,15 @@ def check_secret(store: FirstStore, rank: int, who: Mapping[int, str], *, is_hos
     limit_s = min(_ANSWER_S, store.start_s) if is_hosted_by_server else store.start_s
     await_server(store, rank, lambda: store.has([_WORD]) or None, limit_s)
     for look in range(_LOOKS):
-        if store.read(_WORD) is not None:
+        if store.read(_WORD, by=0) is not None:
             return
         if not look:
             _leave_note(store.inner, rank, store.add(_COUNT, 1))
         time.sleep(_PAUSE_S)
     raise PreflightError(
-        f"the secret of this side ({VARIABLE}) is not that of the server at {store.where}: what the server signs does "
-        "not fit it; the server's log says so too, and the others wait. Copy the server's secret once more by a safe "
-        "way, and start this side again. If all silos say this, it is the server that has another one"
+        f"the {store.signature.called} of this side is not that of the server at {store.where}: what the server signs "
+        f"does not fit it; the server's log says so too, and the others wait. {store.signature.advice}. If all silos "
+        "say this, it is the server that has another one"
     )
 
 
@@ -83,10 +83,11 @@ def _listen(signature: Signature, word: str, number: int, who: Mapping[int, str]
         if seen <= _SHOWN or seen % 100 == 0:
             log.warning(
                 "%s came with another %s than this server's and was not let in (%d so far); the one with the right "
-                "secret is awaited. Copy the secret to that side once more, and start it again",
+                "one is awaited. %s",
                 _stranger(text, who),
-                VARIABLE,
+                signature.called,
                 seen,
+                signature.advice.replace("this side", "that side"),
             )
         number += 1
 

@@ -1,4 +1,7 @@
-"""Who may write into the store: values carry an HMAC under a secret that the ranks of a job have in common."""
+"""Who may write into the store: values carry an HMAC under a secret that the ranks of a job have in common.
+
+Parties that do not trust each other sign with keys of their own instead (`parties.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fedtorch.core.errors import ForgedNoteError, PreflightError
 
@@ -91,12 +95,30 @@ class Signature:
     scope: str
     """Job and attempt: what was written in another one is no good in this."""
 
+    called: ClassVar[str] = f"secret ({VARIABLE})"
+    """What has to be the same on all sides, for messages."""
+    advice: ClassVar[str] = "Copy the server's secret once more by a safe way, and start this side again"
+    """What to do where it is not."""
+
+    @property
+    def is_on(self) -> bool:
+        """Is anything signed?"""
+        return bool(self.secret)
+
+    @property
+    def is_personal(self) -> bool:
+        """Has each rank a key of its own, so that no other one can write in its name?"""
+        return False
+
     def sign(self, key: str, value: str) -> str:
         """Return the text to store, with its signature."""
         return f"{self._of(key, value)} {value}" if self.secret else value
 
-    def check(self, key: str, text: str) -> str:
+    def check(self, key: str, text: str, by: int | None) -> str:
         """The value that was stored.
+
+        by: the rank that alone may have stored it; None: any of this job. One secret for all
+        cannot tell them apart.
 
         Raises:
             ForgedNoteError: no rank of this job has stored it.

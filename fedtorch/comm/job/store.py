@@ -16,6 +16,7 @@ import torch.distributed as dist
 from fedtorch.comm.job.attempt import agree_on_attempt
 from fedtorch.comm.job.call_thread import Answer, CallThread
 from fedtorch.comm.job.interfaces import LOOPBACK_NAMES, is_own
+from fedtorch.comm.job.parties import Identity, signature_of
 from fedtorch.comm.job.ports import Ports
 from fedtorch.comm.job.same_secret import check_secret
 from fedtorch.comm.job.signing import UNSIGNED, Signature
@@ -121,13 +122,14 @@ class Store:
         cls,
         environ: Mapping[str, str],
         timeout_s: float,
-        secret: str = "",
+        secret: str | Identity = "",
         start_s: float | None = None,
         who: Mapping[int, str] = NOBODY,
     ) -> JobMember:
         """Find or host the store that the environment of torchrun or srun describes.
 
-        secret: of the job, see `signing.job_secret`; empty: whoever reaches the port may write. start_s: how long the
+        secret: of the job, see `signing.job_secret`; empty: whoever reaches the port may write; or who this party is
+        among parties with keys of their own. start_s: how long the
         store may be late; None: timeout_s. who: rank -> whose it is.
 
         A launcher that hosts a store itself says so by TORCHELASTIC_USE_AGENT_STORE; otherwise rank 0 hosts it.
@@ -157,7 +159,7 @@ class Store:
             return dist.PrefixStore(f"fedtorch/{job}", store)
 
         try:
-            store = cls(connect, timeout_s, f"{host}:{port}", Signature(secret, job), start_s)
+            store = cls(connect, timeout_s, f"{host}:{port}", signature_of(secret, job), start_s)
             attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             if is_servers or has_agents:  # else the launcher has given all ranks the same secret
                 check_secret(store, rank, who, is_hosted_by_server=is_servers)
@@ -177,19 +179,21 @@ class Store:
         signed = self.signature.sign(key, value)
         self._call(lambda: self.inner.set(key, signed))
 
-    def get(self, key: str) -> str:
+    def get(self, key: str, *, by: int | None) -> str:
         """Read; the key must exist.
 
-        Raises:
-            ForgedNoteError: no rank of this job has written it.
-        """
-        return self.signature.check(key, self._call(lambda: self.inner.get(key)).decode("utf-8", "replace"))
+        by: the rank that alone may have written it; None: any of this job.
 
-    def read(self, key: str) -> str | None:
-        """Read; None where no rank of this job has written what is there, which is then counted. The key must exist."""
+        Raises:
+            ForgedNoteError: it has not.
+        """
+        return self.signature.check(key, self._call(lambda: self.inner.get(key)).decode("utf-8", "replace"), by)
+
+    def read(self, key: str, *, by: int | None) -> str | None:
+        """As `get`, but None where another one has written what is there, which is then counted."""
         found = self._call(lambda: self.inner.get(key))
         try:
-            return self.signature.check(key, found.decode("utf-8", "replace"))
+            return self.signature.check(key, found.decode("utf-8", "replace"), by)
         except ForgedNoteError:
             if self._forged.get(key) != found:  # not once more at each look
                 self._forged[key] = found
@@ -227,6 +231,10 @@ class Store:
         self.signature = replace(self.door.signature, scope=f"{self.door.signature.scope}/{number}")
         self._waiter = self._awaited = None
         self.start_s = self.timeout_s  # all were there a moment ago
+
+    def bind(self, transcript: str) -> None:
+        """From now on what is signed is good only among those who have agreed on this transcript."""
+        self.signature = replace(self.signature, scope=f"{self.signature.scope}/{transcript}")
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number that begins at 0, all at once; what it then is. Not signed."""

@@ -165,7 +165,7 @@ class EarlyReceiver(Early):
         key = f"{self._key}/{rank}/{self._next[rank]}"
         if not self._store.has([key]):
             return False
-        found = read_part(self._store.get(key), rank, self._left[rank])
+        found = read_part(self._store.get(key, by=rank), rank, self._left[rank])
         self._store.delete([key])
         self._next[rank] += 1
         self._announced += 1

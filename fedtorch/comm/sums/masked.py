@@ -28,6 +28,7 @@ from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms
 PHASES = ("sum_keys", "sum_shares", "sum_masks", "sum_reveal")
 """For faults: before a party's part in each of the four steps."""
 _STEPS = ("begin", "roster", "boxes", "reveal")  # the server's notes, in order
+_OF_PARTIES = ("keys", "shares", "answer")  # those of who takes part
 _LOOK_EVERY_S = 0.5
 
 
@@ -57,7 +58,7 @@ class Notes:
             PreflightError: it is no JSON.
         """
         try:
-            return json.loads(self.group.store.get(self._key(what, rank)))
+            return json.loads(self.group.store.get(self._key(what, rank), by=self._writer(what, rank)))
         except (ValueError, RecursionError):
             raise PreflightError(f"the note `{what}` of a secure sum cannot be read") from None
 
@@ -120,6 +121,22 @@ class Notes:
             for rank in self.group.members[1:] if step == "boxes" else ("",):
                 self.leave(step, about, rank)
 
+    @staticmethod
+    def _writer(what: str, rank: int | str) -> int:
+        return rank if what in _OF_PARTIES and isinstance(rank, int) else 0
+
+    def check_roster(self, keys: Mapping[int, PublicKeys]) -> None:
+        """Where parties sign with keys of their own: has each of them written the keys that the server names for it?
+
+        Raises:
+            BrokenProtocolError: it has not; the server could read what it masks.
+        """
+        if not self.group.store.signature.is_personal:
+            return
+        for rank, pair in keys.items():
+            if self.read("keys", rank) != [key.hex() for key in pair]:
+                raise BrokenProtocolError(f"the server names other keys for the party {rank} than that one has signed")
+
     def _key(self, what: str, rank: int | str) -> str:
         return f"secure sum/{self.attempt}/{what}/{rank}"
 
@@ -154,6 +171,7 @@ def take_part(
             return
         aggregation.faults(PHASES[1], round=aggregation.round)
         keys = {int(rank): PublicKeys(*map(bytes.fromhex, pair)) for rank, pair in roster.items()}
+        notes.check_roster(keys)
         notes.leave("shares", {rank: box.hex() for rank, box in party.share(keys).items()}, group.rank)
         if (boxes := notes.await_server("boxes", group.rank)) is None:
             return

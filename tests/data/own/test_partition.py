@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedtorch.config.validate import validate
-from fedtorch.config.yaml_tree import read
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.yaml_tree import read
 from fedtorch.data.own.label_skew import largest_remainder
 from fedtorch.data.own.partition import (
     ClientRule,

@@ -10,8 +10,8 @@ from supervisor import toy_config
 from fedtorch.comm.job import addresses
 from fedtorch.comm.job.addresses import check_master
 from fedtorch.comm.job.interfaces import Interface
+from fedtorch.comm.job.public import is_public
 from fedtorch.comm.job.store import host_store
-from fedtorch.comm.job.trust import is_public
 from fedtorch.core.errors import PreflightError
 from fedtorch.main import main
 

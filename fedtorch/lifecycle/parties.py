@@ -1,0 +1,68 @@
+"""Who the parties of a run are, where `trust` is set: read before any of them is spoken to."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+from fedtorch.comm.job.parties import Identity
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import ConfigError, PreflightError
+from fedtorch.trust.keys import needs_cryptography, read_key
+from fedtorch.trust.members import Members, Role, read_members
+
+
+def identity_of(config: Config, rank: int, today: date | None = None) -> Identity | None:
+    """Who this rank is, and who the others are; None where `trust` is not set.
+
+    today: for `until` in the list; None: by this machine's clock.
+
+    Raises:
+        ConfigError: the list cannot be read or cannot be, or the run's clients do not fit it.
+        PreflightError: a party of the run may not take part, or this side's key is not that of its member.
+    """
+    if config.trust.members is None:
+        return None
+    needs_cryptography()
+    members = read_members(Path(config.trust.members))
+    parties = parties_of(config, members)
+    roles: list[tuple[str, Role]] = [(name, "silo" if other else "server") for other, name in parties.items()]
+    members.check(roles, today or date.today())
+    if config.trust.key is None:
+        raise ConfigError("trust.members is set but trust.key is not; name the file with this side's own key")
+    key, name = read_key(Path(config.trust.key)), parties.get(rank)
+    if name is None or members.by_name[name].key != key.public:
+        owner = members.owner(key.public)
+        whose = f"that of `{owner}`" if owner else "nobody's there"
+        raise PreflightError(
+            f"trust.key is {key.path}, but by {members.path} its key is {whose}, and rank {rank} is "
+            f"`{name or 'nobody'}`; give this side the key of its own member, or have it put into the list"
+        )
+    return Identity(key, members, parties)
+
+
+def parties_of(config: Config, members: Members) -> dict[int, str]:
+    """Rank -> name of its member: the server's, and of each silo the one client that is called like a member.
+
+    Raises:
+        ConfigError: clients are not pinned to ranks of one process each, or a rank has none or two such clients.
+    """
+    system, found = config.system, dict[int, list[str]]()
+    if system.placement != "pinned" or system.pinned_to != "rank" or system.ranks_per_worker != 1:
+        raise ConfigError(
+            f"trust.members is set but system.placement is {system.placement} and pinned_to {system.pinned_to}, with "
+            f"{system.ranks_per_worker} ranks per worker; a party is one rank with the data that are pinned to it: set "
+            "`placement: pinned`, `pinned_to: rank`, `ranks_per_worker: 1` and `pinned: {north: 1, south: 2}`"
+        )
+    for name, rank in system.pinned.items():
+        found.setdefault(rank, []).append(name)
+    parties = {0: members.server}
+    for rank, names in sorted(found.items()):
+        known = [name for name in names if name in members.by_name] or names
+        if len(known) != 1:
+            raise ConfigError(
+                f"system.pinned gives {', '.join(names[:5])} to rank {rank}, of which {len(known)} are among the "
+                f"members in {members.path}; expected one, whose party the rank is"
+            )
+        parties[rank] = known[0]
+    return parties

@@ -1,0 +1,23 @@
+"""The `trust` section of a config: who the parties are, where they do not all share one secret. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedtorch.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class TrustConfig:
+    """`trust`: the parties of a federation sign what they say, each with a key of its own."""
+
+    members: str | None = None
+    """File that names the members and their public keys, the same at all parties; null: whoever knows the job's secret
+    is believed, whoever he says he is."""
+    key: str | None = None
+    """File with this party's own key, as `fedtorch keys new` makes it; another one on each machine, so it is the one
+    key that parties do not compare: `--set trust.key=north.key`."""
+
+    def __post_init__(self) -> None:
+        if self.key is not None and self.members is None:
+            raise ConfigError("trust.key is set but trust.members is not; name the file with all members' public keys")

@@ -1,0 +1,218 @@
+"""A run of parties that sign with keys of their own: the same bits, and whoever may not take part ends it at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from own_rows import BERT, weather, write_rows
+from ranks import expect_exit, run_ranks
+
+from fedtorch.main import main
+from fedtorch.text.byte_bpe import train_subwords
+from fedtorch.trust.keys import new_key
+
+pytest.importorskip("cryptography")
+
+PARTIES = {0: "hub", 1: "north", 2: "south", 3: "west"}
+PINNED = {"north": 1, "south": 2, "west": 3}
+SYSTEM = {"placement": "pinned", "pinned": PINNED, "timeout": 20.0, "start_timeout": 4.0}
+SECRET = {"FEDTORCH_JOB_SECRET": "known to all ranks of the test"}
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    """A folder for each party, with its rows, its key and the list of members."""
+    train_subwords([row["text"] for row in weather()], tmp_path / "words", size=270)
+    lines = ["federation: test", "members:"]
+    for rank, name in PARTIES.items():
+        (tmp_path / name).mkdir()
+        shutil.copytree(tmp_path / "words", tmp_path / name / "words")
+        write_rows(tmp_path / name / "rows.jsonl", [row for row in weather() if PINNED[row["home"]] == rank])
+        key = new_key(tmp_path / name / "own.key")
+        lines.append(f"  {name}: {{role: {'silo' if rank else 'server'}, key: {key.public.hex()}}}")
+    for name in PARTIES.values():
+        (tmp_path / name / "members.yaml").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def write_config(places: Path, **changes: Any) -> None:
+    data = {"source": "rows.jsonl", "clients": {"by": "home"}, "labels": ["good", "bad"]}
+    data["splits"] = {"dev": 0.25, "test": 0.25}
+    config = {
+        "task": {"name": "text_classification", "model": BERT, "tokenizer": "words", "max_length": 32, "data": data},
+        "run": {"dir": "run", "name": "parties"},
+        "rounds": 2,
+        "algorithm": {"name": "fedavg", "weights": "equal"},
+        "client": {"batch_size": 4, "optimizer": "adamw", "lr": 0.01},
+        "track": {"progress": "lines", "tensorboard": False},
+        "trust": {"members": "members.yaml", "key": "own.key"},
+        "system": SYSTEM,
+    }
+    for name in PARTIES.values():
+        (places / name / "config.yaml").write_text(json.dumps({**config, **changes}))
+
+
+def as_party(places: str, resume: str = "auto") -> tuple[int, str]:
+    """The exit code, and what the party was told on its terminal."""
+    os.chdir(Path(places) / PARTIES[int(os.environ["RANK"])])
+    with redirect_stderr(StringIO()) as said:
+        code = main(["--config", "config.yaml", "--resume", resume])
+    return code, said.getvalue()
+
+
+def run(places: Path, resume: str = "auto", environ: dict[str, str] | None = None) -> list[tuple[int, str]]:
+    return run_ranks(as_party, len(PARTIES), str(places), resume, environ=environ)
+
+
+def codes(told: list[tuple[int, str]]) -> list[int]:
+    return [code for code, _ in told]
+
+
+def ends_well(told: list[tuple[int, str]]) -> None:
+    assert codes(told) == [0] * len(PARTIES), told
+
+
+def digest(places: Path) -> str:
+    found: str = json.loads((places / "hub" / "run" / "results.json").read_text())["digest"]
+    return found
+
+
+def refused(places: Path, **changes: Any) -> list[tuple[int, str]]:
+    write_config(places, **changes)
+    return run(places)
+
+
+def told_south(places: Path) -> str:
+    """What south is told, which ends with code 4; the others wait for it in vain."""
+    write_config(places)
+    hub, north, south, west = expect_exit(as_party, len(PARTIES), str(places))
+    assert [outcome.exit_code for outcome in (hub, north, west)] == [7, 7, 7]
+    code, said = south.result
+    assert code == 4
+    return str(said)
+
+
+def replaced(places: Path, name: str, old: str, new: str) -> None:
+    path = places / name / "members.yaml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def public(places: Path, name: str) -> str:
+    return (places / name / "own.pub").read_text().strip()
+
+
+@pytest.mark.parametrize("is_secret", [False, True])
+def test_keys_in_place_of_a_secret_change_no_bit(is_secret: bool, places: Path) -> None:
+    sums = {"privacy": {"clip": 1.0, "secure_sum": {"threshold": 1.0}}, "system": {**SYSTEM, "sum_scale": "public"}}
+    changes: dict[str, Any] = sums if is_secret else {}
+    write_config(places, trust={}, **changes)
+    ends_well(run(places, environ=SECRET))
+    common = digest(places)
+    write_config(places, **changes)
+    ends_well(run(places, "never"))
+    assert digest(places) == common
+    said = (places / "north" / "run" / "log.rank1.txt").read_text()
+    assert "federation test: hub, north, south, west, by members.yaml" in said and "has no secret" not in said
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_keys(places: Path) -> None:
+    write_config(places)
+    ends_well(run(places))
+    whole = digest(places)
+    faults = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": "kill:phase=train,rank=1,round=1,attempt=0"}
+    hub, north, south, west = expect_exit(as_party, len(PARTIES), str(places), "never", environ=faults)
+    assert north.exit_code == -9 and hub.exit_code == south.exit_code == west.exit_code == 7
+    ends_well(run(places))
+    assert digest(places) == whole
+
+
+@pytest.mark.parametrize("reason", ["revoked", "past its end"])
+def test_who_is_revoked_or_past_its_end_is_refused_by_every_party(reason: str, places: Path) -> None:
+    for name in PARTIES.values():
+        if reason == "revoked":
+            with (places / name / "members.yaml").open("a") as file:
+                file.write(f"revoked: [{public(places, 'south')}]\n")
+        else:
+            replaced(places, name, public(places, "south"), f"{public(places, 'south')}, until: 2020-01-01")
+    told = refused(places)
+    assert codes(told) == [4] * len(PARTIES)
+    wanted = "the key of `south` is revoked" if reason == "revoked" else "`south` is a member until 2020-01-01"
+    assert all(f"a party of this run is refused: {wanted}" in said for _, said in told)
+
+
+def test_a_key_of_its_own_making_is_refused_before_it_speaks(places: Path) -> None:
+    for path in places.glob("south/own.*"):
+        path.unlink()
+    new_key(places / "south" / "own.key")
+    told = told_south(places)
+    assert "its key is nobody's there, and rank 2 is `south`" in told
+
+
+def test_the_key_of_another_member_is_refused(places: Path) -> None:
+    shutil.copy(places / "north" / "own.key", places / "south" / "own.key")
+    told = told_south(places)
+    assert "its key is that of `north`, and rank 2 is `south`" in told
+
+
+def test_a_silo_that_lists_itself_under_another_key_is_not_let_in(places: Path) -> None:
+    before = public(places, "south")
+    for path in places.glob("south/own.*"):
+        path.unlink()
+    new_key(places / "south" / "own.key")
+    replaced(places, "south", before, public(places, "south"))
+    told = told_south(places)
+    assert "did not let rank 2 in: by its list of members" in told
+    log = (places / "hub" / "run" / "log.rank0.txt").read_text()
+    assert "a connection of rank 2 is refused" in log and "not signed by `south`" in log
+
+
+def test_a_silo_with_another_key_for_the_server_does_not_believe_it(places: Path) -> None:
+    replaced(places, "south", public(places, "hub"), "ab" * 32)
+    told = told_south(places)
+    assert "the list of members (trust.members) of this side is not that of the server" in told
+
+
+def test_lists_that_differ_in_anything_end_the_run(places: Path) -> None:
+    with (places / "south" / "members.yaml").open("a") as file:
+        file.write("  east: {role: silo, key: " + "ab" * 32 + "}\n")
+    told = refused(places)
+    assert codes(told) == [4] * len(PARTIES)
+    assert "members: rank 2 (south" in told[2][1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "said"),
+    [
+        ({"trust": {"key": "own.key"}}, 2, "trust.key is set but trust.members is not"),
+        ({"trust": {"members": "members.yaml"}}, 2, "trust.members is set but trust.key is not"),
+        ({"trust": {"members": "nowhere.yaml", "key": "own.key"}}, 2, "which cannot be read"),
+        ({"trust": {"members": "members.yaml", "key": "config.yaml"}}, 4, "which others than its owner may read"),
+        ({"system": {"timeout": 20.0}}, 2, "a party is one rank with the data that are pinned to it"),
+        ({"system": {**SYSTEM, "pinned": {"north": 1, "east": 2, "west": 3}}}, 4, "`east` is not among the members"),
+        ({"system": {**SYSTEM, "pinned": {"north": 1, "south": 1, "west": 2}}}, 2, "of which 2 are among"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anybody_is_spoken_to(
+    changes: dict[str, Any], code: int, said: str, places: Path
+) -> None:
+    told = refused(places, **changes)
+    assert codes(told) == [code] * len(PARTIES)
+    assert said in told[2][1]
+
+
+def test_one_process_has_no_other_parties(
+    places: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config(places)
+    monkeypatch.chdir(places / "hub")
+    assert main(["--config", "config.yaml"]) == 2
+    assert "this is one process" in capsys.readouterr().err
