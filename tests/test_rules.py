@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
         "config",
         "core",
     },
-    "rounds": {"trainers", "algorithms", "tasks", "train", "comm", "checkpoint", "tracking", "config", "core"},
+    "rounds": {"trainers", "algorithms", "tasks", "train", "comm", "trust", "checkpoint", "tracking", "config", "core"},
     "chat": {"checkpoint", "models", "text", "tracking", "train", "compression", "core"},
     "tasks": {"trainers", "client", "data", "models", "metrics", "text", "train", "core"},
     "trainers": {"client", "train", "config", "core"},  # of others, in place of the package's own loop

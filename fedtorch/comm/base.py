@@ -104,6 +104,11 @@ class Communicator(ABC):
         """Whether this rank holds the global weights."""
         return self.rank == 0
 
+    @property
+    def swears(self) -> bool:
+        """Do parties sign with keys of their own, so that they can swear to what they have?"""
+        return False
+
     @abstractmethod
     def preflight(self, facts: Mapping[str, str]) -> None:
         """Compare `facts` (digests, versions, seed: nothing secret) on all ranks, before anything else is exchanged.
@@ -137,6 +142,7 @@ class Communicator(ABC):
         stop: bool = False,
         may_reopen: bool = False,
         vector: Tensor | None = None,
+        oath: str = "",
     ) -> Met:
         """Wait until every rank is there, for hours if need be; sets `stops` on all ranks if any of them said `stop`.
 
@@ -144,12 +150,14 @@ class Communicator(ABC):
         the server. answer: on the server, once all are there, unless one wants to stop. So a meeting takes one round
         trip, with messages both ways or without. may_reopen: let all know which lost ranks are back (`returned`).
         vector: what is broadcast first after it, whose length and dtype are compared here and not once more then.
+        oath: where parties sign with keys of their own (`swears`), a digest that all must have in common.
 
         Raises:
             DeadlineError: on every rank, naming the rank that was silent for the timeout, or has left, and what it
                 was doing. On a worker also when the server is silent.
             PreflightError: on every rank, if they came for different phases or rounds, a message is damaged or two are
                 of the same client and kind.
+            TrustError: a party has sworn to another digest.
         """
 
     def refuse(self, told: str, code: int) -> None:  # noqa: B027  # nobody else is there
@@ -258,11 +266,13 @@ class Communicator(ABC):
     def close(self) -> None:
         """Leave in good order, together with the other ranks; does nothing the second time."""
 
-    def gather_reports(self, reports: Sequence[Report], *, round: int, stop: bool = False) -> list[Report]:
-        """Meet with reports; on the server all ranks' in manifest order; elsewhere []. stop: see `meet`."""
+    def gather_reports(
+        self, reports: Sequence[Report], *, round: int, stop: bool = False, oath: str = ""
+    ) -> list[Report]:
+        """Meet with reports; on the server all ranks' in manifest order; elsewhere []. stop, oath: see `meet`."""
         self.faults("header", round=round)
         messages = [report_to_packet(report, self.names.place(report.client)) for report in reports]
-        gathered = self.meet("gather", round=round, messages=messages, stop=stop).gathered
+        gathered = self.meet("gather", round=round, messages=messages, stop=stop, oath=oath).gathered
         return [packet_to_report(message, self.names) for message in gathered]
 
     def __enter__(self) -> Self:

@@ -205,6 +205,7 @@ class DistributedCommunicator(Communicator):
         stop: bool = False,
         may_reopen: bool = False,
         vector: Tensor | None = None,
+        oath: str = "",
     ) -> Met:
         """Meet over the links; no collective is under way meanwhile. Remembers who reported whom."""
         self._liveness.beat(phase=f"wait for {phase}", round=round, client="", step=0)
@@ -214,27 +215,32 @@ class DistributedCommunicator(Communicator):
         self._agreed = "" if vector is None else self._next_broadcast(vector)
         found: list[tuple[int, Packet]] = []
         gathered: list[Packet] = []
+        sworn = self._transcript.oath(f"{phase}/{sequence}", oath) if self._transcript and oath else None
 
         def on_server(came: Mapping[int, bytes]) -> bytes:
-            found.extend(mine.gathered(came))
+            found.extend(mine.gathered(sworn.taken_from(came) if sworn else came))
             gathered.extend(self._sorted([message for _, message in found]))
-            return mine.answer(answer(gathered), len(came) - 1)
+            answered = mine.answer(answer(gathered), len(came) - 1)
+            return sworn.with_answer(answered) if sworn else answered
 
-        verdict, answered = self._rendezvous.barrier(
-            phase,
-            round,
-            stop=stop,
-            allow_loss=self._recovers,
-            returned=list(words),
-            then=self._agreed,
-            mail=mine.pack(messages),
-            answer=on_server,
-        )
-        self._words, self.returned, self.stops = words, frozenset(verdict["returned"]), bool(verdict["stop"])
+        note: dict[str, Any] = {"stop": stop, "allow_loss": self._recovers, "returned": list(words), "then": self._agreed}
+        data = mine.pack(messages)
+        data = sworn.with_mail(data) if sworn else data
+        verdict, answered = self._rendezvous.barrier(phase, round, **note, mail=data, answer=on_server)
+        if sworn and not verdict["stop"]:
+            answered = sworn.checked(answered, away={*self.lost, *verdict["lost"]})
+        if may_reopen:  # until then all that is saved is met for too
+            self._words, self.returned = words, frozenset(verdict["returned"])
+        self.stops = bool(verdict["stop"])
         self._regroup(verdict["lost"])
         reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
         self._places = reported or self._places
         return Met(gathered, mine.answered(answered))
+
+    @property
+    def swears(self) -> bool:
+        """As the base class says."""
+        return self._transcript is not None
 
     def refuse(self, told: str, code: int) -> None:
         """Tell every rank that this one refuses the job, as the base class says."""

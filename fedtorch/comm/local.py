@@ -68,6 +68,7 @@ class LocalCommunicator(Communicator):
         stop: bool = False,
         may_reopen: bool = False,
         vector: Tensor | None = None,
+        oath: str = "",
     ) -> Met:
         """Encode the messages and decode them again, so that what cannot travel fails here too."""
         self.stops = stop

@@ -160,6 +160,12 @@ class DeviceError(FedtorchError, RuntimeError):
     exit_code = 11
 
 
+class TrustError(FedtorchError, RuntimeError):
+    """A party of a federation did not keep to what was agreed on; a restart would meet the same again."""
+
+    exit_code = 11
+
+
 class PeerError(RuntimeError):
     """Another rank of this worker failed at the client that they train together; its error is in its own log."""
 

@@ -15,6 +15,7 @@ from fedtorch.core.places import Places
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.membership import Membership
 from fedtorch.rounds.varying import VaryingVectors
+from fedtorch.trust.merkle import LEAF, root
 
 
 class _State(Enum):
@@ -53,6 +54,11 @@ class ExchangedVectors:
         if not self._algorithm.exchanged_vectors:
             return self._components.engine.initial_shared
         return self.flat[: self._layout.size]
+
+    @property
+    def root(self) -> str:
+        """Digest of the vectors as this rank has them, see `trust.merkle`; hexadecimal."""
+        return root(self.flat.view(torch.uint8).numpy(), LEAF * self.flat.itemsize).hex()
 
     @cached_property
     def varying(self) -> VaryingVectors:

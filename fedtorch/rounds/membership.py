@@ -70,7 +70,7 @@ class Membership:
         self.note_losses()
         if self.comm.stops and may_stop:
             raise Stopped
-        if self.comm.returned:
+        if self.comm.returned and may_stop:
             raise Returned
         return found
 

@@ -167,7 +167,8 @@ class Runner:
         self.saving.finish()
         with context.timed("train"):
             self._finish_evaluation()
-            gathered = members.meet("gather", partial(context.comm.gather_reports, own))
+            oath = context.vectors.root if context.comm.swears else ""
+            gathered = members.meet("gather", partial(context.comm.gather_reports, own, oath=oath))
         with context.timed("aggregate"):
             reports = of_cohort(gathered, self.trainer.drawn)
             if context.comm.is_server:

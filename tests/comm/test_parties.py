@@ -13,13 +13,14 @@ from typing import Any, cast
 
 import pytest
 
+from fedtorch.comm.job.oaths import Oath
 from fedtorch.comm.job.parties import Identity, PartySignature, signature_of
 from fedtorch.comm.job.rendezvous import Rendezvous
 from fedtorch.comm.job.signing import Signature
 from fedtorch.comm.job.store import Store
 from fedtorch.comm.job.transcript import Transcript, nonces_in
 from fedtorch.comm.sums.masked import Notes
-from fedtorch.core.errors import ForgedNoteError, PreflightError
+from fedtorch.core.errors import ForgedNoteError, PreflightError, TrustError
 from fedtorch.privacy.secure_sum.party import PublicKeys
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError
 from fedtorch.trust.keys import PrivateKey
@@ -174,6 +175,62 @@ def test_a_server_cannot_name_other_keys_for_a_party_of_a_secure_sum() -> None:
         found.check_roster({**keys, 1: keys[2]})
     store.signature = Signature("0123456789abcdef", "")
     found.check_roster({**keys, 1: keys[2]})  # with one secret for all there is nothing to compare with
+
+
+def sworn(texts: Mapping[int, str]) -> tuple[dict[int, Oath], bytes]:
+    """Each party's side of a meeting, and what the server passes on with its answer."""
+    oaths = {
+        rank: Oath(signer(name), rank, "oath/gather/7", texts[rank], "the weights") for rank, name in PARTIES.items()
+    }
+    mails = oaths[0].taken_from({rank: oath.with_mail(b"mail\nof %d" % rank) for rank, oath in oaths.items()})
+    assert mails == {rank: b"mail\nof %d" % rank for rank in PARTIES}
+    return oaths, oaths[0].with_answer(b"answer\nof all")
+
+
+def test_all_swear_to_the_same() -> None:
+    oaths, answered = sworn(dict.fromkeys(PARTIES, "ab"))
+    assert all(oath.checked(answered) == b"answer\nof all" for oath in oaths.values())
+
+
+def test_a_party_that_got_something_else_is_found_by_all() -> None:
+    oaths, answered = sworn({0: "ab", 1: "cd", 2: "ab"})
+    for rank, named in ((0, "north"), (1, "hub"), (2, "north")):
+        with pytest.raises(TrustError, match=f"`{named}` has signed another digest of the weights") as caught:
+            oaths[rank].checked(answered)
+        assert caught.value.exit_code == 11
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda signed: {"0": signed["0"], "2": signed["2"]}, "passes on nothing that `north` has signed"),
+        (lambda signed: {**signed, "1": signed["0"]}, "passes on what `north` has not signed"),
+        (lambda signed: {**signed, "1": signed["1"][:-2] + "ab"}, "passes on what `north` has not signed"),
+        (lambda signed: 7, "passes on nothing that `hub` has signed"),
+    ],
+)
+def test_a_server_cannot_say_what_others_have(change: Callable[[dict[str, str]], Any], said: str) -> None:
+    """It has sent north other weights, and would hide it from south."""
+    oaths, answered = sworn({0: "ab", 1: "cd", 2: "ab"})
+    signed, _, answer = answered.partition(b"\n")
+    forged = json.dumps(change(json.loads(signed))).encode() + b"\n" + answer
+    with pytest.raises(TrustError, match=said):
+        oaths[2].checked(forged)
+    with pytest.raises(TrustError, match="passes on nothing that `hub` has signed"):
+        oaths[2].checked(b"nothing")
+
+
+def test_who_is_away_swears_nothing() -> None:
+    oaths, answered = sworn({0: "ab", 1: "cd", 2: "ab"})
+    assert oaths[2].checked(answered, away=[1]) == b"answer\nof all"
+
+
+def test_an_oath_is_good_for_its_meeting_alone() -> None:
+    oaths, _ = sworn(dict.fromkeys(PARTIES, "ab"))
+    later = {rank: replace(oath, key="oath/gather/8", _signed={}) for rank, oath in oaths.items()}
+    later[0].taken_from({rank: oaths[rank].with_mail(b"") for rank in PARTIES})
+    with pytest.raises(TrustError, match="has not signed"):
+        later[2].checked(later[0].with_answer(b""))
 
 
 def test_a_copy_of_the_store_signs_as_before() -> None:

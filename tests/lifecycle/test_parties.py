@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from own_rows import BERT, weather, write_rows
-from ranks import expect_exit, run_ranks
+from patient import wait_for_return
+from ranks import expect_exit, free_port, run_ranks, start_ranks
 
 from fedtorch.main import main
+from fedtorch.rounds.exchanged_vectors import ExchangedVectors
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.trust.keys import new_key
 
@@ -79,8 +82,26 @@ def ends_well(told: list[tuple[int, str]]) -> None:
     assert codes(told) == [0] * len(PARTIES), told
 
 
+def as_misled(places: str) -> tuple[int, str]:
+    """South gets other weights in the second round: one number, by one bit."""
+    if os.environ["RANK"] == "2":
+        send = ExchangedVectors._send
+
+        def send_something_else(self: ExchangedVectors, *about: Any) -> None:
+            send(self, *about)
+            self.flat.view(torch.int32)[3] ^= 1
+
+        ExchangedVectors._send = send_something_else  # type: ignore[method-assign]
+    return as_party(places)
+
+
+def as_party_that_is_awaited(places: str) -> tuple[int, str]:
+    wait_for_return(round=2)
+    return as_party(places)
+
+
 def digest(places: Path) -> str:
-    found: str = json.loads((places / "hub" / "run" / "results.json").read_text())["digest"]
+    found: str = json.loads((places / "results.json").read_text())["digest"]
     return found
 
 
@@ -116,23 +137,59 @@ def test_keys_in_place_of_a_secret_change_no_bit(is_secret: bool, places: Path) 
     changes: dict[str, Any] = sums if is_secret else {}
     write_config(places, trust={}, **changes)
     ends_well(run(places, environ=SECRET))
-    common = digest(places)
+    common = digest(places / "hub" / "run")
     write_config(places, **changes)
     ends_well(run(places, "never"))
-    assert digest(places) == common
+    assert digest(places / "hub" / "run") == common
     said = (places / "north" / "run" / "log.rank1.txt").read_text()
     assert "federation test: hub, north, south, west, by members.yaml" in said and "has no secret" not in said
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_keys(places: Path) -> None:
-    write_config(places)
+    common = {"run": {"dir": str(places / "run"), "name": "parties"}, "checkpoint": {"every": 1}}
+    write_config(places, **common)
     ends_well(run(places))
-    whole = digest(places)
+    whole = digest(places / "run")
     faults = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": "kill:phase=train,rank=1,round=1,attempt=0"}
     hub, north, south, west = expect_exit(as_party, len(PARTIES), str(places), "never", environ=faults)
     assert north.exit_code == -9 and hub.exit_code == south.exit_code == west.exit_code == 7
     ends_well(run(places))
-    assert digest(places) == whole
+    assert digest(places / "run") == whole
+    assert "resuming after round 1" in (places / "run" / "log.rank0.txt").read_text()
+
+
+@pytest.mark.parametrize("is_secret", [False, True])
+def test_parties_that_get_different_weights_stop_before_anything_leaves_them(is_secret: bool, places: Path) -> None:
+    system = {**SYSTEM, "shared_memory": "never"}
+    changes: dict[str, Any] = {"system": system}
+    if is_secret:
+        privacy = {"clip": 1.0, "secure_sum": {"threshold": 1.0}}
+        changes = {"privacy": privacy, "system": {**system, "sum_scale": "public"}}
+    write_config(places, **changes)
+    ended = expect_exit(as_misled, len(PARTIES), str(places))
+    assert [outcome.exit_code or outcome.result[0] for outcome in ended] == [11] * len(PARTIES)
+    for rank, name in PARTIES.items():
+        log = (places / name / "run" / f"log.rank{rank}.txt").read_text()
+        other = "hub" if name == "south" else "south"
+        assert f"`{other}` has signed another digest of the weights that clients have trained from" in log
+    status = json.loads((places / "hub" / "run" / "status.json").read_text())
+    assert status["code"] == 11 and "`south` has signed another digest" in status["reason"]
+
+
+def test_a_party_that_was_lost_comes_back_with_its_key(places: Path) -> None:
+    common = {"run": {"dir": str(places / "run"), "name": "parties"}, "rounds": 4}
+    write_config(places, **common, clients={"on_loss": "continue", "min_silos": 2})
+    environ = {"MASTER_PORT": str(free_port()), "FEDTORCH_TESTING": "1"}
+    faults = {**environ, "FEDTORCH_FAULTS": "kill:rank=2,round=1,phase=train"}
+    ranks = start_ranks(as_party_that_is_awaited, len(PARTIES), str(places), environ=faults)
+    ranks.processes[2].join(60)
+    alone = {**environ, "RANK": "2", "WORLD_SIZE": str(len(PARTIES))}
+    again = start_ranks(as_party_that_is_awaited, 1, str(places), environ=alone)
+    hub, north, south, west = ranks.join(90)
+    assert [*codes([hub.result, north.result, west.result]), south.exit_code] == [0, 0, 0, -9]
+    assert again.join(20)[0].result[0] == 0
+    log = (places / "run" / "log.rank0.txt").read_text()
+    assert "rank 2 is back; all go on together" in log and "resuming after round 2" in log
 
 
 @pytest.mark.parametrize("reason", ["revoked", "past its end"])

@@ -17,12 +17,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedtorch.comm.job.oaths import Oath
 from fedtorch.comm.job.parties import PartySignature
 from fedtorch.comm.job.rendezvous import Rendezvous
 from fedtorch.comm.job.store import Store
 from fedtorch.core.errors import PreflightError
 
 _NONCE = "nonce"
+_WEIGHTS = "the weights that clients have trained from"
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,12 @@ class Transcript:
         self._check(answered, agreed, present)
         self.store.signature = self.signature
         self.store.bind(agreed)
+
+    def oath(self, key: str, text: str) -> Oath:
+        """This party's side of a meeting at which all swear to `text`, good among those who met at the start."""
+        signature = self.store.signature
+        assert isinstance(signature, PartySignature)
+        return Oath(signature, self.rank, f"oath/{key}", text, _WEIGHTS)
 
     def digest(self, facts: Mapping[str, str], nonces: Mapping[str, str]) -> str:
         """Digest of all that was agreed on: sha256, hexadecimal. nonces: rank, as text, -> its word."""
