@@ -223,10 +223,10 @@ class DistributedCommunicator(Communicator):
             answered = mine.answer(answer(gathered), len(came) - 1)
             return sworn.with_answer(answered) if sworn else answered
 
-        note: dict[str, Any] = {"stop": stop, "allow_loss": self._recovers, "returned": list(words), "then": self._agreed}
+        note: dict[str, Any] = {"stop": stop, "returned": list(words), "then": self._agreed, "answer": on_server}
         data = mine.pack(messages)
-        data = sworn.with_mail(data) if sworn else data
-        verdict, answered = self._rendezvous.barrier(phase, round, **note, mail=data, answer=on_server)
+        note |= {"allow_loss": self._recovers, "mail": sworn.with_mail(data) if sworn else data}
+        verdict, answered = self._rendezvous.barrier(phase, round, **note)
         if sworn and not verdict["stop"]:
             answered = sworn.checked(answered, away={*self.lost, *verdict["lost"]})
         if may_reopen:  # until then all that is saved is met for too

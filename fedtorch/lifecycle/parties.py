@@ -8,6 +8,7 @@ from pathlib import Path
 from fedtorch.comm.job.parties import Identity
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, PreflightError
+from fedtorch.setup.rules.trust import check_order, check_parties
 from fedtorch.trust.keys import needs_cryptography, read_key
 from fedtorch.trust.members import Members, Role, read_members
 
@@ -45,15 +46,12 @@ def parties_of(config: Config, members: Members) -> dict[int, str]:
     """Rank -> name of its member: the server's, and of each silo the one client that is called like a member.
 
     Raises:
-        ConfigError: clients are not pinned to ranks of one process each, or a rank has none or two such clients.
+        ConfigError: clients are not pinned to ranks of one process each, a rank has none or two such clients, or
+            updates would leave before all have signed what they got.
     """
     system, found = config.system, dict[int, list[str]]()
-    if system.placement != "pinned" or system.pinned_to != "rank" or system.ranks_per_worker != 1:
-        raise ConfigError(
-            f"trust.members is set but system.placement is {system.placement} and pinned_to {system.pinned_to}, with "
-            f"{system.ranks_per_worker} ranks per worker; a party is one rank with the data that are pinned to it: set "
-            "`placement: pinned`, `pinned_to: rank`, `ranks_per_worker: 1` and `pinned: {north: 1, south: 2}`"
-        )
+    check_parties(config)
+    check_order(config)
     for name, rank in system.pinned.items():
         found.setdefault(rank, []).append(name)
     parties = {0: members.server}

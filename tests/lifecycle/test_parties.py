@@ -256,6 +256,7 @@ def test_lists_that_differ_in_anything_end_the_run(places: Path) -> None:
         ({"system": {"timeout": 20.0}}, 2, "a party is one rank with the data that are pinned to it"),
         ({"system": {**SYSTEM, "pinned": {"north": 1, "east": 2, "west": 3}}}, 4, "`east` is not among the members"),
         ({"system": {**SYSTEM, "pinned": {"north": 1, "south": 1, "west": 2}}}, 2, "of which 2 are among"),
+        ({"system": {**SYSTEM, "sum_scale": "previous"}}, 2, "updates leave before all parties have signed"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anybody_is_spoken_to(

@@ -11,8 +11,8 @@ from fedtorch.setup import rules
 from fedtorch.setup.rules.subject import Subject
 
 PAGE = Path(__file__).parents[2] / "docs" / "refusals.md"
-HELPERS = {"the_sum_is_enough", "is_public", "why"}
-"""Public functions that rules of several files share."""
+HELPERS = {"the_sum_is_enough", "is_public", "why", "check_parties", "check_order"}
+"""Public functions that are asked elsewhere too."""
 
 
 def test_every_rule_is_asked_once_and_states_itself() -> None:

@@ -74,6 +74,6 @@ class Oath:
                 own = self.signature.known.parties[self.rank]
                 raise TrustError(
                     f"`{name}` has signed another digest of {self.what} than `{own}`, this party: the server has sent "
-                    "them different ones, or one of the two says so falsely. Nothing of this round has left this party"
+                    "them different ones, or one of the two says so falsely. No update of the round has left it"
                 )
         return answer

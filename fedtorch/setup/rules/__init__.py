@@ -23,6 +23,7 @@ from fedtorch.setup.rules import (
     references,
     sums,
     trainers,
+    trust,
     under_way,
     vectors,
 )
@@ -48,6 +49,7 @@ SUBJECTS: tuple[Subject, ...] = (
     sums.PUBLIC,
     sums.PREVIOUS,
     exchange.SUBJECT,
+    trust.SUBJECT,
     attacks.SUBJECT,
 )
 """In the order in which they are asked."""
