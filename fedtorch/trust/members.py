@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -102,14 +103,19 @@ def read_members(path: Path) -> Members:
         ConfigError: it cannot be read, or something in it cannot be; names the line.
     """
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a FIFO would wait for a writer
+            raise ConfigError(f"trust.members is {path}, which is no regular file")
+        if status.st_size > _MOST_BYTES:
+            raise ConfigError(
+                f"trust.members is {path}, which has {status.st_size} bytes; expected at most {_MOST_BYTES}"
+            )
         content = path.read_bytes()
         text = content.decode()
     except OSError as error:
         raise ConfigError(f"trust.members is {path}, which cannot be read ({error.strerror})") from error
     except UnicodeDecodeError:
         raise ConfigError(f"trust.members is {path}, which is no text in UTF-8") from None
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"trust.members is {path}, which has {len(content)} bytes; expected at most {_MOST_BYTES}")
     return _Reader(path, read(text, str(path))).members(hashlib.sha256(content).hexdigest())
 
 

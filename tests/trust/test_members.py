@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from datetime import date
 from pathlib import Path
 
@@ -102,6 +103,11 @@ def test_what_is_no_text_or_not_there_or_huge_is_said(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="no text in UTF-8"):
         read_members(path)
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_members(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_members(tmp_path / "pipe")
     path.write_text("# " + "x" * (1 << 20))
     with pytest.raises(ConfigError, match="expected at most"):
         read_members(path)
