@@ -67,9 +67,9 @@ def numbers(length: int, dtype: Any, seed: int, *, wild: bool = False) -> npt.ND
     with np.errstate(all="ignore"):
         drawn = np.ldexp(generator.standard_normal(length), generator.integers(-140, 60, length)).astype(dtype)
         special = generator.choice([*SPECIAL, *(WILD if wild else ())], length).astype(dtype)
-    whole = np.empty(length + 3, dtype)
-    whole[3:] = np.where(generator.random(length) < 0.3, special, drawn)
-    return whole[seed % 4 : seed % 4 + length] if length else whole[:0]
+    found = np.empty(length + 3, dtype)[seed % 4 :][:length]
+    found[:] = np.where(generator.random(length) < 0.3, special, drawn)
+    return found
 
 
 def folded(
