@@ -398,7 +398,7 @@ def test_the_local_executor_requeues_and_ends_with_the_same_bits(config: Path, t
 @pytest.mark.timeout(400)
 def test_the_local_executor_requeues_a_job_that_cannot_save_in_time(config: Path, tmp_path: Path) -> None:
     """A rank sleeps in the second round; all leave after the grace, are requeued and end with the same bits."""
-    arguments = ["--config", str(config), "--set", "rounds=3", "system.shutdown_grace=2"]
+    arguments = ["--config", str(config), "--set", "rounds=3", "system.shutdown_grace=2", "checkpoint.every=1"]
     command = [sys.executable, "-m", "launchers.slurm", *arguments, "--executor", "local", "--tasks-per-node", "3"]
     faults = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": "sleep:phase=train,rank=1,round=1,seconds=15"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **faults})
