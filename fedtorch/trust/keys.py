@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 BYTES = 32
-"""Of a key, private or public."""
+"""Length of a key, private or public."""
 SIGNATURE_BYTES = 64
 
 

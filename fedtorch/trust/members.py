@@ -36,7 +36,7 @@ class Member:
     name: str
     """As the list has it."""
     role: Role
-    """What it may be in a run."""
+    """Its part in a run."""
     key: bytes
     """Its public key, 32 bytes."""
     until: date | None = None

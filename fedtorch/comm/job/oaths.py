@@ -21,15 +21,15 @@ class Oath:
     """This party's side of one meeting."""
 
     signature: PartySignature
-    """Of this party."""
+    """Signs for this party."""
     rank: int
-    """This party's."""
+    """Number of this party's process."""
     key: str
     """Names the meeting: what is signed is good for this one."""
     text: str
-    """What this party has before it, in one line."""
+    """One line that stands for all that this party has before it."""
     what: str
-    """The same in words, for messages."""
+    """Words for that in messages."""
     _signed: dict[int, str] = field(default_factory=dict)
     """on the server: rank -> what it has signed"""
 

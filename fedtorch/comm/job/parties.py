@@ -17,7 +17,7 @@ class Identity:
     """This rank's party, and who the others are."""
 
     key: PrivateKey
-    """Of this party."""
+    """Belongs to this party."""
     members: Members
     """The list that all parties have."""
     parties: Mapping[int, str]

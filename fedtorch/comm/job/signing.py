@@ -96,9 +96,9 @@ class Signature:
     """Job and attempt: what was written in another one is no good in this."""
 
     called: ClassVar[str] = f"secret ({VARIABLE})"
-    """What has to be the same on all sides, for messages."""
+    """Messages call so the thing that has to be the same on all sides."""
     advice: ClassVar[str] = "Copy the server's secret once more by a safe way, and start this side again"
-    """What to do where it is not."""
+    """Messages end so where it is not."""
 
     @property
     def is_on(self) -> bool:
@@ -117,8 +117,8 @@ class Signature:
     def check(self, key: str, text: str, by: int | None) -> str:
         """The value that was stored.
 
-        by: the rank that alone may have stored it; None: any of this job. One secret for all
-        cannot tell them apart.
+        by: the rank that alone may have stored it; None: any of this job. One secret for all cannot tell
+        them apart.
 
         Raises:
             ForgedNoteError: no rank of this job has stored it.

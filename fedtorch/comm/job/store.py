@@ -129,8 +129,8 @@ class Store:
         """Find or host the store that the environment of torchrun or srun describes.
 
         secret: of the job, see `signing.job_secret`; empty: whoever reaches the port may write; or who this party is
-        among parties with keys of their own. start_s: how long the
-        store may be late; None: timeout_s. who: rank -> whose it is.
+        among parties with keys of their own. start_s: how long the store may be late; None: timeout_s. who: rank ->
+        whose it is.
 
         A launcher that hosts a store itself says so by TORCHELASTIC_USE_AGENT_STORE; otherwise rank 0 hosts it.
         Keys carry the launcher's attempt: without that the second attempt of `torchrun --max-restarts` finds the
