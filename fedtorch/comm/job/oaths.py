@@ -6,11 +6,10 @@ text is another one than somebody else's goes no further, before anything leaves
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from fedtorch.comm.job.parties import PartySignature
+from fedtorch.comm.job.parties import PartySignature, packed, unpacked
 from fedtorch.core.errors import ForgedNoteError, TrustError
 
 _END = b"\n"
@@ -30,7 +29,7 @@ class Oath:
     """One line that stands for all that this party has before it."""
     what: str
     """Words for that in messages."""
-    _signed: dict[int, str] = field(default_factory=dict)
+    _signed: dict[int, bytes] = field(default_factory=dict)
     """on the server: rank -> what it has signed"""
 
     def with_mail(self, mail: bytes) -> bytes:
@@ -40,12 +39,12 @@ class Oath:
     def taken_from(self, mails: Mapping[int, bytes]) -> dict[int, bytes]:
         """On the server: what ranks sent beside it."""
         parts = {rank: mail.partition(_END) for rank, mail in mails.items()}
-        self._signed.update({rank: signed.decode("ascii", "replace") for rank, (signed, _, _) in parts.items()})
+        self._signed.update({rank: signed for rank, (signed, _, _) in parts.items()})
         return {rank: rest for rank, (_, _, rest) in parts.items()}
 
     def with_answer(self, answer: bytes) -> bytes:
         """On the server: the bytes that go with its verdict."""
-        return json.dumps(self._signed).encode() + _END + answer
+        return packed(self._signed) + _END + answer
 
     def checked(self, answered: bytes, away: Collection[int] = ()) -> bytes:
         """The server's answer, once all parties that are there have signed the same as this one.
@@ -56,15 +55,11 @@ class Oath:
             TrustError: they have not; names the first that has not.
         """
         signed, _, answer = answered.partition(_END)
-        try:
-            found = json.loads(signed)
-        except (ValueError, RecursionError):
-            found = None
+        found = unpacked(signed)
         for rank, name in self.signature.known.parties.items():
             if rank in away:
                 continue
-            text = found.get(str(rank)) if isinstance(found, dict) else None
-            if not isinstance(text, str):
+            if (text := found.get(rank)) is None:
                 raise TrustError(f"the server passes on nothing that `{name}` has signed of {self.what}")
             try:
                 said = self.signature.check(f"{self.key}/{rank}", text, rank)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -10,6 +12,8 @@ from fedtorch.comm.job.signing import Signature
 from fedtorch.core.errors import ForgedNoteError
 from fedtorch.trust.keys import SIGNATURE_BYTES, PrivateKey, is_signed
 from fedtorch.trust.members import Members
+
+_RANK = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -95,3 +99,18 @@ def signature_of(proof: str | Identity, scope: str) -> Signature:
     proof: the secret that all ranks share, empty for none; or who this party is, and who the others are.
     """
     return Signature(proof, scope) if isinstance(proof, str) else PartySignature("", scope, identity=proof)
+
+
+def packed(signed: Mapping[int, bytes]) -> bytes:
+    """On the server: what it passes on of the parties' signed texts. signed: by rank."""
+    return json.dumps({rank: text.decode("ascii", "replace") for rank, text in signed.items()}).encode()
+
+
+def unpacked(data: bytes) -> dict[int, str]:
+    """Rank -> its signed text, of what the server has passed on; whatever is none is left out."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    texts = found.items() if isinstance(found, dict) else ()
+    return {int(rank): text for rank, text in texts if _RANK.fullmatch(rank) and isinstance(text, str)}

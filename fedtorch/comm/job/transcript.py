@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedtorch.comm.job.oaths import Oath
-from fedtorch.comm.job.parties import PartySignature
+from fedtorch.comm.job.parties import PartySignature, packed, unpacked
 from fedtorch.comm.job.rendezvous import Rendezvous
 from fedtorch.comm.job.store import Store
 from fedtorch.core.errors import PreflightError
@@ -70,7 +70,7 @@ class Transcript:
         present = {rank: name for rank, name in self.signature.known.parties.items() if rank not in lost}
         agreed = self.digest(facts, self._nonces(verdict.get(f"{_NONCE}s"), present))
         own = self.signature.sign(f"transcript/{self.rank}", agreed)
-        _, answered = rendezvous.barrier("transcript", 0, mail=own.encode(), answer=_passed_on)
+        _, answered = rendezvous.barrier("transcript", 0, mail=own.encode(), answer=packed)
         self._check(answered, agreed, present)
         self.store.signature = self.signature
         self.store.bind(agreed)
@@ -104,13 +104,9 @@ class Transcript:
         return told
 
     def _check(self, answered: bytes, agreed: str, present: Mapping[int, str]) -> None:
-        try:
-            signed = json.loads(answered)
-        except (ValueError, RecursionError):
-            signed = None
+        signed = unpacked(answered)
         for rank, name in present.items():
-            text = signed.get(str(rank)) if isinstance(signed, dict) else None
-            if not isinstance(text, str):
+            if (text := signed.get(rank)) is None:
                 raise PreflightError(f"the server passes on no signature of `{name}` under what all have agreed on")
             if self.signature.check(f"transcript/{rank}", text, rank) != agreed:
                 raise PreflightError(
@@ -122,7 +118,3 @@ def nonces_in(notes: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """On the server: for the verdict, all words; nothing where parties have no keys."""
     found = {str(rank): note[_NONCE] for rank, note in notes.items() if _NONCE in note}
     return {f"{_NONCE}s": found} if found else {}
-
-
-def _passed_on(mails: Mapping[int, bytes]) -> bytes:
-    return json.dumps({rank: mail.decode("ascii", "replace") for rank, mail in mails.items()}).encode()
