@@ -16,6 +16,7 @@ from typing_extensions import Self
 from fedtorch.comm.job.arrivals import Arrivals
 from fedtorch.comm.job.faults import Faults
 from fedtorch.comm.job.store import JobMember
+from fedtorch.comm.job.witness import Witness
 from fedtorch.comm.sparse.peers import Peers
 from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.early import Early
@@ -28,6 +29,7 @@ from fedtorch.core.errors import PreflightError
 from fedtorch.core.names import Names
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.privacy.public_sum import Masking
+from fedtorch.trust.receipts import Signed
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +92,10 @@ class Communicator(ABC):
 
     gpus: Mapping[int, Mapping[str, str]] = {}
     """On the server of several ranks, after `preflight`: rank -> name and versions of its GPU, where it has one."""
+    witness: Witness | None = None
+    """Where silos check the server's sums: what this party needs for that; after `begin_checks`."""
+    sworn: tuple[Signed, ...] = ()
+    """What parties have sworn to where they last did, with their signatures."""
     masking: Masking | None = None
     """Masking of a run with a secure sum: ranks answer to nothing else, and on their own config's terms alone."""
 
@@ -108,6 +114,15 @@ class Communicator(ABC):
     def swears(self) -> bool:
         """Do parties sign with keys of their own, so that they can swear to what they have?"""
         return False
+
+    def begin_checks(self) -> None:
+        """After `preflight`: let silos check sums from now on, with a key that all of them have but the server.
+
+        Raises:
+            ValueError: this rank is no party with a key of its own.
+            PreflightError, ForgedNoteError: what silos say to each other has not arrived.
+        """
+        raise ValueError("only parties with keys of their own check sums")
 
     @abstractmethod
     def preflight(self, facts: Mapping[str, str]) -> None:

@@ -229,6 +229,7 @@ class DistributedCommunicator(Communicator):
         verdict, answered = self._rendezvous.barrier(phase, round, **note)
         if sworn and not verdict["stop"]:
             answered = sworn.checked(answered, away={*self.lost, *verdict["lost"]})
+            self.sworn = tuple(sworn.texts)
         if may_reopen:  # until then all that is saved is met for too
             self._words, self.returned = words, frozenset(verdict["returned"])
         self.stops = bool(verdict["stop"])
@@ -241,6 +242,11 @@ class DistributedCommunicator(Communicator):
     def swears(self) -> bool:
         """As the base class says."""
         return self._transcript is not None
+
+    def begin_checks(self) -> None:
+        """Draw the key of the silos, as the base class says."""
+        if self._transcript is not None and self.witness is None:
+            self.witness = self._transcript.witness(self._rendezvous, self.lost)
 
     def refuse(self, told: str, code: int) -> None:
         """Tell every rank that this one refuses the job, as the base class says."""
@@ -377,7 +383,8 @@ class DistributedCommunicator(Communicator):
         self._shutdown.leave_with_error(kind.__name__)
 
     def _aggregation(self, local: UpdateBuffer, round: int) -> Aggregation:
-        return Aggregation(self._group, local, self.names, self.meter, self.faults, round, self.memory, self.masking)
+        about = self.meter, self.faults, round, self.memory, self.masking, self.witness
+        return Aggregation(self._group, local, self.names, *about)
 
     def _drop(self) -> None:
         """Close all sockets."""

@@ -203,6 +203,8 @@ class Session:
         if comm.has_ended:
             catch_up(runs, comm, self.stop)
             return
+        if runs[0].config.trust.verify is not None:
+            comm.begin_checks()
         first, *others = runs
         tracker, result = self._run(runs, 0, comm, resume)
         for at, built in enumerate(others, start=1):
@@ -311,7 +313,7 @@ def _network(config: Config) -> Network:
     if (ports := port_range(system.ports)) is not None:
         check_ports(ports)
     whole = "" if system.ranks_per_worker == 1 else "its worker has several ranks, which are built together; start all"
-    shares = system.shared_memory == "auto"
+    shares = system.shared_memory == "auto" and config.trust.verify is None  # silos step on copies of their own
     return Network(system.interface, system.trust_network, system.start_timeout, whole, who(config), shares, ports)
 
 

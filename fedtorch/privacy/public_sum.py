@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from fedtorch.core.errors import RefusedUpdatesError
@@ -111,7 +110,7 @@ class PublicSum(Mechanism):
     def __init__(self, clip: float, num_clients: int, masking: Masking | None = None) -> None:
         """num_clients: of the run. masking: None: the server sees the updates."""
         self.clip, self.exponent, self.masking = clip, exponent_of(clip, num_clients), masking
-        self.shows_losses = masking is None
+        self.shows_losses, self.public_exponent = masking is None, self.exponent
 
     def outgoing(self, update: Tensor, report: Report) -> Report:
         """Clip and cut to whole numbers, in place.
@@ -132,9 +131,12 @@ class PublicSum(Mechanism):
     def combine(self, updates: Any, otherwise: Callable[[Any], Tensor]) -> Tensor:
         """Mean with equal weights at the public scale, whatever the algorithm's are."""
         total = exact_sum(updates, self.exponent, self.clip, self.masking)
-        values = total.numpy()
-        np.multiply(values, math.ldexp(1.0, -self.exponent) / max(1, len(updates.reports)), out=values)
-        return total.to(updates.dtype)
+        return self.step_of(total, self.exponent, len(updates.reports), updates.dtype)
+
+    def step_of(self, sums: Tensor, exponent: int, count: int, dtype: Any) -> Tensor:
+        """Return the mean."""
+        found: Tensor = sums.mul_(math.ldexp(1.0, -exponent) / max(1, count)).to(dtype)
+        return found
 
     def settled(self, round: int) -> Collection[str] | None:
         """Return what became of the round; None: nothing yet."""

@@ -18,6 +18,7 @@ from fedtorch.core.state_keys import EVALUATED, SERVER_TRAINED
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
 from fedtorch.rounds.aggregation import Decision, apply_verdict, exchange, reports_for_log, steps
+from fedtorch.rounds.checked_steps import CheckedSteps
 from fedtorch.rounds.checkpointing import Saving, digest, restore
 from fedtorch.rounds.cohort import release
 from fedtorch.rounds.components import RunComponents
@@ -30,6 +31,7 @@ from fedtorch.rounds.report_checks import check_complete, of_cohort
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.scoring import pooled_scores
 from fedtorch.rounds.server_training import ServerTraining
+from fedtorch.rounds.steps import Steps
 from fedtorch.tasks.base import Scores
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,8 @@ class Runner:
         self.figures: dict[str, float] = {}
         """what the algorithm measured of it"""
         self.saving = Saving(self.context)
+        witness = components.comm.witness
+        self.steps = Steps(self.context) if witness is None else CheckedSteps(self.context, witness)
 
     def run(self, resume: int | None = None) -> Result:
         """Train from the start, or from the checkpoint after `resume` rounds; all ranks call it alike.
@@ -66,6 +70,7 @@ class Runner:
         context.comm.enable_loss_recovery()  # until here nothing was computed that a restart would lose
         context.members.note_losses()  # in an earlier run of this job
         context.members.leave_out(self.components.left_out)
+        self.steps.begin(resumed=resume is not None)
         try:
             self._server_train_if_due()
             self._evaluate_if_due()  # on_start, or one that a signal kept from being finished
@@ -167,10 +172,10 @@ class Runner:
         self.saving.finish()
         with context.timed("train"):
             self._finish_evaluation()
-            oath = context.vectors.root if context.comm.swears else ""
-            gathered = members.meet("gather", partial(context.comm.gather_reports, own, oath=oath))
+            gathered = members.meet("gather", partial(context.comm.gather_reports, own, oath=self.steps.oath()))
         with context.timed("aggregate"):
             reports = of_cohort(gathered, self.trainer.drawn)
+            self.steps.sworn(reports if context.comm.is_server else own, self.trainer.drawn)
             if context.comm.is_server:
                 check_complete(reports, self.trainer.drawn, members.lost)
                 if not context.mechanism.hides_clients and (waited := self.trainer.waited_for(reports)):
@@ -238,11 +243,9 @@ class Runner:
             is_released, grad = release(context, decision.combined, decision.accepted)
             if not is_released:
                 return False
-            if grad is not None:
-                context.algorithm.server_update(context.server, grad)
+            self.steps.take(decision, grad)
             if context.scale is not None and context.comm.is_server:
                 context.scale.learn(decision.accepted)
-        context.vectors.stepped()
         self.weights, self.figures = decision.weights, decision.figures
         self.result.weights.update(self.weights)
         return True
@@ -250,6 +253,7 @@ class Runner:
     def _finish(self) -> Result:
         """Digest of the final state, then the best model on the final split; the server's engine holds that model."""
         context, result = self.context, self.result
+        self.steps.end()
         result.rounds, result.digest = context.round, digest(context)
         result.lost = {} if context.mechanism.hides_clients else context.members.lost
         if context.round > self.saving.saved:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,12 @@ def root(values: npt.NDArray[np.generic], leaf: int = LEAF) -> bytes:
     A leaf is sha256(0x00 ‖ its bytes), a node sha256(0x01 ‖ left ‖ right); an odd one is carried up unchanged. Of no
     numbers it is the leaf of no bytes.
     """
-    level = list(leaves(values, leaf))
+    return root_of(leaves(values, leaf))
+
+
+def root_of(hashes: Iterable[bytes]) -> bytes:
+    """The root over these hashes of leaves, of which there is at least one."""
+    level = list(hashes)
     while len(level) > 1:
         pairs = zip(level[::2], level[1::2], strict=False)
         level = [hashlib.sha256(b"\x01" + left + right).digest() for left, right in pairs] + level[len(level) & ~1 :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from fedtorch.core.errors import ConfigError
 
@@ -18,6 +19,14 @@ class TrustConfig:
     """File with this party's own key, as `fedtorch keys new` makes it; another one on each machine, so it is the one
     key that parties do not compare: `--set trust.key=north.key`."""
 
+    verify: Literal["all"] | None = None
+    """What silos check of the server's work in each round. all: the whole sum, by tags that the server cannot make, and
+    the server's step, which each silo takes too. null: nothing; that all got the same weights is checked anyway."""
+
     def __post_init__(self) -> None:
         if self.key is not None and self.members is None:
             raise ConfigError("trust.key is set but trust.members is not; name the file with all members' public keys")
+        if self.verify is not None and self.members is None:
+            raise ConfigError(
+                "trust.verify is set but trust.members is not; only parties with keys of their own can check"
+            )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedtorch.comm.sums.aggregation import Aggregation, Term
 from fedtorch.comm.sums.reproducible import SumScale
+from fedtorch.comm.sums.witnessed import ServersPart
 from fedtorch.comm.transport.digests import window_digest
 from fedtorch.comm.transport.windows import windows
 from fedtorch.core.errors import PreflightError
@@ -177,7 +178,7 @@ def take_part(
             return
         party.open_shares({int(rank): bytes.fromhex(box) for rank, box in boxes.items()})
         aggregation.faults(PHASES[2], round=aggregation.round)
-        _send_masked(aggregation, party, own, scale, size)
+        _send_masked(aggregation, party, terms, own, scale, size)
         if (arrived := notes.await_server("reveal")) is None:
             return
         aggregation.faults(PHASES[3], round=aggregation.round)
@@ -206,26 +207,42 @@ def _checked(aggregation: Aggregation, begun: Mapping[str, Any], terms: Sequence
 
 
 def _send_masked(
-    aggregation: Aggregation, party: Party, own: Sequence[tuple[Tensor, float]], scale: SumScale, size: int
+    aggregation: Aggregation,
+    party: Party,
+    terms: Sequence[Term],
+    own: Sequence[tuple[Tensor, float]],
+    scale: SumScale,
+    size: int,
 ) -> None:
     """Window by window; what is sent is the only copy."""
     group, digests = aggregation.group, list[int]()
+    witnessed = aggregation.silos_part(terms, scale)
     factor = np.float64(scale.scaled(1.0))
     for start, stop in windows(size):
         part = np.zeros(stop - start, np.int64)
         for grad, weight in own:
             # the update is made of multiples of 2^-e already, so this is exact
             part += np.rint(np.multiply(grad[start:stop].numpy(), factor * weight, dtype=np.float64)).astype(np.int64)
+        if witnessed is not None:
+            witnessed.see(part)
         party.mask(part.view(np.uint64))
+        if witnessed is not None:
+            witnessed.see_sent(part)
         window = torch.from_numpy(part)
         digests.append(window_digest(window))
         group.wait(group.start_send(window))
     group.send_numbers(digests)
+    if witnessed is not None:
+        witnessed.send(party.mask_tags)
     aggregation.meter.count("up", "aggregate", physical=8 * size)
 
 
 def collect(
-    aggregation: Aggregation, terms: Mapping[str, Any], size: int, before_opening: Callable[[], None]
+    aggregation: Aggregation,
+    terms: Mapping[str, Any],
+    scale: SumScale,
+    size: int,
+    before_opening: Callable[[], None],
 ) -> np.ndarray[Any, Any]:
     """On the server: the sum of the parties' parts, int64, shape (size,).
 
@@ -239,6 +256,7 @@ def collect(
     notes = Notes(aggregation)
     agreed = SumTerms(**terms, attempt=notes.attempt)
     server, parties = Collector(agreed), agreed.parties
+    witnessed = aggregation.servers_part(scale, size)
     about = {name: getattr(agreed, name) for name in ("run", "round", "attempt", "parties", "threshold")}
     notes.leave("begin", about)
     try:
@@ -250,7 +268,7 @@ def collect(
             server.boxes[party] = {int(rank): bytes.fromhex(box) for rank, box in found.items()}
         for party in parties:
             notes.leave("boxes", {i: box.hex() for i, box in server.boxes_for(party).items()}, party)
-        total, damaged = _receive(aggregation, parties, size)
+        total, damaged = _receive(aggregation, parties, size, witnessed)
         if damaged:
             notes.again()
             raise Damaged(damaged)
@@ -266,11 +284,16 @@ def collect(
     server.prepare()
     for start, stop in windows(size):
         server.unmask(total[start:stop])
+    if witnessed is not None:
+        witnessed.see_sum(0, total.view(np.int64))
+        witnessed.unmask(server.unmask_tags)
     notes.forget(parties)
     return total.view(np.int64)
 
 
-def _receive(aggregation: Aggregation, parties: Sequence[int], size: int) -> tuple[np.ndarray[Any, Any], list[int]]:
+def _receive(
+    aggregation: Aggregation, parties: Sequence[int], size: int, witnessed: ServersPart | None
+) -> tuple[np.ndarray[Any, Any], list[int]]:
     """(the sum of the masked parts, modulo 2^64; the ranks of which a window is not what was sent)."""
     group, total = aggregation.group, np.zeros(size, np.uint64)
     came: dict[int, list[int]] = {party: [] for party in parties}
@@ -282,7 +305,11 @@ def _receive(aggregation: Aggregation, parties: Sequence[int], size: int) -> tup
         for party, buffer, transfer in transfers:
             group.wait(transfer)
             came[party].append(window_digest(buffer))
+            if witnessed is not None:
+                witnessed.see_part(party, buffer.numpy())
             total[start:stop] += buffer.numpy().view(np.uint64)
     damaged = [party for party in parties if group.receive_numbers(len(came[party]), party) != came[party]]
+    if witnessed is not None:
+        witnessed.finish(parties)
     aggregation.meter.count("up", "aggregate", physical=8 * size * len(parties))
     return total, damaged

@@ -64,6 +64,7 @@ class DistributedUpdates(AcceptedUpdates):
         super().__init__(reports, aggregation.local, aggregation.round)
         self._aggregation, self._group = aggregation, aggregation.group
         self._places, self._exchange, self._early = places, exchange, early
+        self.sums_only = aggregation.witness is not None
         self._receiving: tuple[Transfer, Tensor, int] | None = None
 
     def finish(self, op: Op) -> None:
@@ -200,7 +201,8 @@ class DistributedUpdates(AcceptedUpdates):
             self._aggregation.broadcast_request(Request(Op.MASKED, terms, SumScale(exponent)))
             self._aggregation.agree(Op.MASKED, terms)
             try:
-                whole = torch.from_numpy(collect(self._aggregation, agreed, size, before_opening)).to(SUM_DTYPE)
+                found = collect(self._aggregation, agreed, SumScale(exponent), size, before_opening)
+                whole = torch.from_numpy(found).to(SUM_DTYPE)
                 break
             except Damaged as error:
                 log.warning("%s", error)
@@ -213,7 +215,9 @@ class DistributedUpdates(AcceptedUpdates):
         return whole if places is None else places.spread(whole)
 
     def _transport(self, terms: Sequence[Term]) -> Op:
-        """Choose the way of the sum, by `sum_ways`."""
+        """Choose the way of the sum, by `sum_ways`; where silos check it, each sends one of its own."""
+        if self.sums_only:
+            return Op.SEND_SUMS
         held = Counter(term.rank for term in terms)
         return choose(
             [held[rank] for rank in self._group.members],
@@ -232,6 +236,7 @@ class DistributedUpdates(AcceptedUpdates):
     ) -> None:
         """Add this rank's own updates and what the other ranks send, in this order. into: see `reduce_sum`."""
         out, check = into
+        witnessed = self._aggregation.servers_part(scale, len(out))
         dtype = SUM_DTYPE if any(each.weight is None for each in remote) else self.dtype
         arriving = self._arriving(remote, dtype, len(out))
         accumulator = Accumulator(min(len(out), WINDOW), self.dtype, self._aggregation.local.sums)
@@ -244,18 +249,24 @@ class DistributedUpdates(AcceptedUpdates):
             for place, each in enumerate(remote):
                 part = next(arriving)
                 incoming = WindowDigest(len(part), part.dtype)
+                if witnessed is not None:
+                    witnessed.see_part(each.rank, part.numpy())
                 if each.weight is not None:
                     accumulator.add(part, each.weight, incoming=incoming)
-                elif place + 1 < len(remote):
+                elif place + 1 < len(remote) or witnessed is not None:
                     accumulator.add_sum(part, incoming)
                 else:
                     accumulator.result(out[start:stop], part, incoming)
                 digests.append(incoming.digest)
                 squares[place] += incoming.squares
-            if not remote or remote[-1].weight is not None:
+            if witnessed is not None:
+                witnessed.see_sum(start, accumulator.partial(stop - start).numpy())
+            if not remote or remote[-1].weight is not None or witnessed is not None:
                 accumulator.result(out[start:stop])
         give_back(self._group)
         self._compare(remote, digests, squares, check)
+        if witnessed is not None:
+            witnessed.finish([each.rank for each in remote])
         check.see_sum(accumulator.squares, out)
         self._aggregation.meter.count("up", "aggregate", physical=out.numel() * dtype.itemsize * len(remote))
 

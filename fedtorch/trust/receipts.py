@@ -1,0 +1,180 @@
+"""What parties sign of a round, and the file in which each keeps it: texts with signatures, as they were signed.
+
+Every line of the file is JSON: what kind of text it is, whose, the text itself and its signature. The text is JSON too,
+and is kept as the text that was signed: what is read and written again would be signed by nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedtorch.core.errors import CheckpointError, TrustError
+from fedtorch.privacy.owner_files import append_own, whole_lines, write_own
+from fedtorch.trust.keys import PrivateKey, is_signed
+from fedtorch.trust.members import Members
+
+FILE = "receipts.jsonl"
+"""Name of the file, in a folder of the party's own."""
+NOTHING = 64 * "0"
+"""In place of a digest where nothing comes before."""
+
+
+def canonical(about: Mapping[str, Any]) -> str:
+    """JSON with keys in order and no spaces, in ASCII; the same text for equal things, whoever writes it.
+
+    Floats are given as `float.hex()`, by whoever calls this.
+    """
+    return json.dumps(about, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A text of a party, with its signature."""
+
+    kind: str
+    """receipt, record, acknowledgement."""
+    party: str
+    """Name of the member who has signed it."""
+    text: str
+    """As it was signed, ASCII."""
+    signature: str
+    """64 bytes, hexadecimal."""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """What is kept beside it by this party alone, and never sent."""
+
+    @classmethod
+    def by(cls, key: PrivateKey, kind: str, party: str, about: Mapping[str, Any]) -> Signed:
+        """Sign what is said of it. about: the kind and the party are added."""
+        text = canonical({**about, "kind": kind, "party": party})
+        return cls(kind, party, text, key.sign(text.encode()).hex())
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the text, hexadecimal."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the text says; nothing where it is none."""
+        try:
+            found = json.loads(self.text)
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def check(self, members: Members) -> None:
+        """Look whether that party has signed it.
+
+        Raises:
+            TrustError: it has not, or speaks in another one's name.
+        """
+        member, said = members.by_name.get(self.party), self.about
+        signature = bytes.fromhex(self.signature) if _is_hex(self.signature) else b""
+        if member is None or not is_signed(self.text.encode("utf-8", "surrogatepass"), signature, member.key):
+            raise TrustError(f"a {self.kind} was not signed by `{self.party}`, whose it is said to be")
+        if (said.get("kind"), said.get("party"), said.get("federation")) != (
+            self.kind,
+            self.party,
+            members.federation,
+        ):
+            raise TrustError(f"a {self.kind} of `{self.party}` is in truth another text that this party has signed")
+
+    def line(self) -> dict[str, Any]:
+        """For the file, and for the way to others without what is kept."""
+        line = {"kind": self.kind, "party": self.party, "text": self.text, "signature": self.signature}
+        return {**line, "kept": dict(self.kept)} if self.kept else line
+
+    @classmethod
+    def of(cls, line: Any) -> Signed:
+        """Read a line.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if not isinstance(line, dict):
+            raise ValueError("is no object")
+        words = [line.get(name) for name in ("kind", "party", "text", "signature")]
+        kept = line.get("kept", {})
+        texts = [*words, *kept.values()] if isinstance(kept, dict) else [None]
+        if not all(isinstance(text, str) for text in texts) or line.keys() - {
+            "kind", "party", "text", "signature", "kept",
+        }:  # fmt: skip
+            raise ValueError("is not a signed text")
+        kind, party, text, signature = map(str, words)
+        return cls(kind, party, text, signature, kept)
+
+
+def _is_hex(text: str) -> bool:
+    return len(text) == 128 and all(letter in "0123456789abcdef" for letter in text)
+
+
+class ReceiptsFile:
+    """The texts that one party has of a run, in the order in which it got them."""
+
+    def __init__(self, path: Path) -> None:
+        """path: it need not be there.
+
+        Raises:
+            CheckpointError: it cannot be read, or a line of it is none; but for a last one that was cut off.
+        """
+        self.path, self.signed = path, list[Signed]()
+        try:
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read ({error.strerror})") from error
+        for number, line in enumerate(whole_lines(content), start=1):
+            try:
+                self.signed.append(Signed.of(json.loads(line)))
+            except (ValueError, RecursionError) as error:
+                raise CheckpointError(
+                    f"line {number} of {path} {error}; somebody has changed it, or the disk. Restore the file from a "
+                    "copy, or begin a new run"
+                ) from None
+
+    def add(self, signed: Iterable[Signed]) -> None:
+        """Write them; they are on the disk when this returns.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        added = list(signed)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            append_own(self.path, [each.line() for each in added])
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.path} cannot be written ({error.strerror or error}), and nothing may leave without a receipt; "
+                "free some space and start the run again"
+            ) from error
+        self.signed += added
+
+    @property
+    def evidence(self) -> Path:
+        """What a party keeps that has found something wrong."""
+        return self.path.with_name("evidence.json")
+
+    def keep_evidence(self, why: str, told: Iterable[Signed]) -> None:
+        """Write what was found, and the texts that the server sent; where the disk refuses, the reason says it too."""
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_own(self.evidence, json.dumps({"why": why, "told": [each.line() for each in told]}).encode())
+
+    def set_aside(self) -> None:
+        """A new run begins in the folder: what is there of an old one gets another name."""
+        for path in (self.path, self.evidence):
+            number = 1
+            while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+                number += 1
+            if path.exists():
+                path.rename(aside)
+        self.signed.clear()
+
+    def records(self) -> list[Signed]:
+        """The server's, in order."""
+        return [each for each in self.signed if each.kind == "record"]

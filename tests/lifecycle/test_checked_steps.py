@@ -1,0 +1,209 @@
+"""Runs of which silos check the server's sum and step, on all ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from parties import PARTIES, SECRET, SYSTEM, as_party, digest, ends_well, make_places, run, write_config
+from ranks import expect_exit, run_ranks
+from torch import Tensor
+
+from fedtorch.comm.job.witness import Exchanged
+from fedtorch.core.errors import TrustError
+from fedtorch.rounds.aggregation import Decision
+from fedtorch.rounds.checked_steps import CheckedSteps
+from fedtorch.trust.keys import read_key
+from fedtorch.trust.merkle import LEAF, root
+from fedtorch.trust.receipts import ReceiptsFile, Signed
+from fedtorch.trust.tags import P
+
+pytest.importorskip("cryptography")
+
+CHECKED = {"trust": {"members": "members.yaml", "key": "own.key", "verify": "all"}}
+SECURE = {"privacy": {"clip": 1.0, "secure_sum": {"threshold": 1.0}}, "system": {**SYSTEM, "sum_scale": "public"}}
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    return make_places(tmp_path)
+
+
+@pytest.mark.parametrize("is_secret", [False, True])
+def test_checks_change_no_bit(is_secret: bool, places: Path) -> None:
+    changes: dict[str, Any] = SECURE if is_secret else {}
+    changes = changes | {"server": {"optimizer": "adam", "lr": 0.1}}
+    write_config(places, trust={}, **changes)
+    ends_well(run(places, environ=SECRET))
+    common = digest(places / "hub" / "run")
+    write_config(places, **CHECKED, **changes)
+    ends_well(run(places, "never"))
+    assert digest(places / "hub" / "run") == common
+    kinds = [each.kind for each in ReceiptsFile(places / "south/run/trust/south/receipts.jsonl").signed]
+    assert kinds.count("record") == 3
+
+
+def as_party_of_a_lying_server(places: str) -> tuple[int, str]:
+    """In the second round one number of the sum is one more, and the server steps along that."""
+    if os.environ["RANK"] == "0":
+        take = CheckedSteps.take
+
+        def take_something_else(self: CheckedSteps, decision: Decision, grad: Tensor) -> None:
+            if self.context.round == 1:
+                found = self.witness.last
+                assert found is not None and found.total is not None
+                found.total[3] += 1
+                whole = torch.from_numpy(found.total.astype(np.float64))
+                mechanism, count = self.context.mechanism, len(decision.accepted)
+                grad = mechanism.step_of(whole, found.scale, count, grad.dtype)
+            take(self, decision, grad)
+
+        CheckedSteps.take = take_something_else  # type: ignore[assignment,method-assign]
+    return as_party(places)
+
+
+@pytest.mark.parametrize("is_secret", [False, True])
+def test_a_sum_that_is_not_that_of_the_parts_ends_the_run_in_that_round(is_secret: bool, places: Path) -> None:
+    write_config(places, **CHECKED, **(SECURE if is_secret else {}))
+    ended = expect_exit(as_party_of_a_lying_server, len(PARTIES), str(places))
+    hub, *silos = [outcome.exit_code or outcome.result[0] for outcome in ended]
+    assert silos == [11] * len(silos) and hub == 7
+    for rank, name in PARTIES.items():
+        if rank:
+            log = (places / name / "run" / f"log.rank{rank}.txt").read_text()
+            assert "round 2: the sum is not that of the parts: 1 of" in log
+
+
+Lie = Callable[[list[Signed], Tensor], None]
+
+
+def signed_anew(told: list[Signed], place: int = -1, by: str = "hub", **changes: Any) -> None:
+    """The text at a place says something else, and is signed by its party's key, which lies in another folder."""
+    old = told[place]
+    about = {name: value for name, value in old.about.items() if name not in ("kind", "party")} | changes
+    told[place] = Signed.by(read_key(Path(f"../{by}/own.key")), old.kind, old.party, about)
+
+
+def root_of(values: Tensor) -> str:
+    return root(values.numpy()).hex()
+
+
+def numbers_of(sums: Tensor) -> int:
+    """How many numbers the sum has; its tags follow."""
+    return len(sums) - -(-len(sums) // (LEAF + 1))
+
+
+def another_sum(told: list[Signed], sums: Tensor, at: int, more: int) -> None:
+    sums[at] += more
+    signed_anew(told, sum=root_of(sums[: numbers_of(sums)]))
+
+
+def without_receipt(told: list[Signed], party: str, accepted: list[str]) -> None:
+    del told[[each.party for each in told].index(party)]
+    receipts = {name: digest for name, digest in told[-1].about["receipts"].items() if name != party}
+    weights = [(1 / len(accepted)).hex() for _ in accepted]
+    signed_anew(told, receipts=receipts, accepted=accepted, weights=weights)
+
+
+def invented(told: list[Signed]) -> None:
+    more = Signed.by(read_key(Path("../hub/own.key")), "receipt", "east", told[0].about)
+    told.insert(0, more)
+    signed_anew(told, receipts={**told[-1].about["receipts"], "east": more.digest})
+
+
+def changed(told: list[Signed], place: int, **words: str) -> None:
+    told[place] = replace(told[place], **words)
+
+
+LIES: dict[str, tuple[str, Lie]] = {
+    "one more in one number": ("the sum is not that of the parts: 1 of", lambda t, s: another_sum(t, s, 3, 1)),
+    "the prime more": ("could not be told from others", lambda t, s: another_sum(t, s, 3, P)),
+    "a sum that is not the record's": ("another sum, or other tags", lambda t, s: s[0].add_(1)),
+    "another tag": ("another sum, or other tags", lambda t, s: s[-1].add_(1)),
+    "another tag in the record too": (
+        "the sum is not that of the parts",
+        lambda t, s: (s[-1].add_(1), signed_anew(t, tags=root_of(s[numbers_of(s) :].view(torch.uint64)))) and None,
+    ),
+    "other weights after the step": ("comes to other weights", lambda t, s: signed_anew(t, next="00" * 32)),
+    "momentum out of nothing": ("leaves another state", lambda t, s: signed_anew(t, state="00" * 32)),
+    "a silo left out, with its receipt": ("this party has sent a part", lambda t, s: without_receipt(t, "south", [])),
+    "another silo left out": (
+        "other clients, weights or another scale",
+        lambda t, s: without_receipt(t, "north", ["south", "west"]),
+    ),
+    "another one's part left out of the receipts alone": (
+        "no receipt says what `north` is weighed by",
+        lambda t, s: without_receipt(t, "north", ["north", "south", "west"]),
+    ),
+    "other weights": ("other clients, weights", lambda t, s: signed_anew(t, weights=[(0.5).hex()] * 3)),
+    "another scale": ("or another scale", lambda t, s: signed_anew(t, scale=t[-1].about["scale"] - 1)),
+    "an old round": ("another `round`", lambda t, s: signed_anew(t, round=0)),
+    "another past": ("another `previous`", lambda t, s: signed_anew(t, previous="11" * 32)),
+    "from elsewhere": ("another `from`", lambda t, s: signed_anew(t, **{"from": "11" * 32})),
+    "another meeting": ("not the server's of this meeting", lambda t, s: signed_anew(t, meeting="11" * 32)),
+    "an invented silo": ("was not signed by `east`", lambda t, s: invented(t)),
+    "a receipt that says something else": (
+        "was not signed by `north`",
+        lambda t, s: changed(t, 0, text=t[0].text.replace("sent", "seen")),
+    ),
+    "a receipt signed by the server": ("was not signed by `north`", lambda t, s: signed_anew(t, 0, round=1)),
+    "a receipt that the record does not name": (
+        "passes on other receipts",
+        lambda t, s: signed_anew(t, 0, "north", round=7),
+    ),
+    "a record of nobody": ("was not signed by `hub`", lambda t, s: changed(t, -1, signature="00" * 64)),
+    "a record of a silo": (
+        "not the server's of this meeting",
+        lambda t, s: t.__setitem__(-1, Signed.by(read_key(Path("own.key")), "record", "south", t[-1].about)),
+    ),
+    "a record that lacks something": ("is none", lambda t, s: t.__setitem__(-1, nothing_but_a_record(t[-1]))),
+}
+
+
+def nothing_but_a_record(old: Signed) -> Signed:
+    about = {name: old.about[name] for name in ("federation", "meeting", "members")}
+    return Signed.by(read_key(Path("../hub/own.key")), "record", "hub", about)
+
+
+def as_party_that_is_lied_to(places: str) -> tuple[int, str]:
+    """South sees every lie in place of the second round's record, and then the record."""
+    if os.environ["RANK"] == "2":
+        check = CheckedSteps._check_round
+
+        def check_lies(
+            self: CheckedSteps, told: Sequence[Signed], exchanged: Exchanged, sums: Tensor, decision: Decision
+        ) -> None:
+            found: dict[str, str] = {}
+            for name, (_, lie) in LIES.items() if self.context.round == 1 else ():
+                other, numbers, tensors = [*told], sums.clone(), self.context.server.tensors
+                lie(other, numbers)
+                kept = {name: tensor.clone() for name, tensor in tensors.items()}
+                try:
+                    check(self, other, exchanged, numbers, decision)
+                except TrustError as error:
+                    found[name] = str(error)
+                for name, tensor in kept.items():
+                    tensors[name].copy_(tensor)
+                if name in found:
+                    assert self.receipts.evidence.exists()
+            Path(f"lies.{self.context.round}.json").write_text(json.dumps(found))
+            check(self, told, exchanged, sums, decision)
+
+        CheckedSteps._check_round = check_lies  # type: ignore[assignment,method-assign]
+    return as_party(places)
+
+
+def test_every_lie_of_a_record_is_found(places: Path) -> None:
+    write_config(places, **CHECKED, server={"optimizer": "sgd", "lr": 0.5, "momentum": 0.5})
+    ends_well(run_ranks(as_party_that_is_lied_to, len(PARTIES), str(places)))
+    found = json.loads((places / "south" / "lies.1.json").read_text())
+    for name, (said, _) in LIES.items():
+        assert said in found.get(name, "it was believed"), name
+        assert "round 2" in found[name] or "signed by" in found[name], name
