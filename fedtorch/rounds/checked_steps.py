@@ -179,6 +179,7 @@ class CheckedSteps(Steps):
             self.receipts.add(told)
             sums = torch.from_numpy(np.concatenate([exchanged.total, exchanged.tags.view(np.int64)]))
         meeting = partial(context.comm.meet, "record", answer=lambda _: self._announced(told), vector=sums)
+        context.comm.heartbeat(phase="record", round=context.round)
         met = context.members.meet("record", meeting, may_stop=False)
         told = self._broadcast(told, met.answered, sums)
         if not context.comm.is_server:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from parties import PARTIES, SECRET, SYSTEM, as_party, digest, ends_well, make_places, run, write_config
-from ranks import expect_exit, run_ranks
+from patient import wait_for_return
+from ranks import expect_exit, free_port, run_ranks, start_ranks
 from torch import Tensor
 
 from fedtorch.comm.job.witness import Exchanged
@@ -79,6 +80,10 @@ def test_a_sum_that_is_not_that_of_the_parts_ends_the_run_in_that_round(is_secre
         if rank:
             log = (places / name / "run" / f"log.rank{rank}.txt").read_text()
             assert "round 2: the sum is not that of the parts: 1 of" in log
+
+
+GOES_ON = {"on_loss": "continue", "min_silos": 2}
+RETURNED = [(0, True), (0, False), (1, False), (2, True), (2, False), (3, False)]
 
 
 Lie = Callable[[list[Signed], Tensor], None]
@@ -207,3 +212,51 @@ def test_every_lie_of_a_record_is_found(places: Path) -> None:
     for name, (said, _) in LIES.items():
         assert said in found.get(name, "it was believed"), name
         assert "round 2" in found[name] or "signed by" in found[name], name
+
+
+def chain(places: Path, party: str) -> list[Signed]:
+    return ReceiptsFile(places / "run/trust" / party / "receipts.jsonl").signed
+
+
+@pytest.mark.parametrize("fault", ["kill:phase=train,rank=1,round=2", "kill:phase=record,rank=0,round=2"])
+def test_killed_anywhere_the_chain_goes_on(fault: str, places: Path) -> None:
+    common = {"run": {"dir": str(places / "run"), "name": "parties"}, "checkpoint": {"every": 2}, "rounds": 4}
+    changes = {**common, **CHECKED, "server": {"optimizer": "adam", "lr": 0.1}}
+    write_config(places, **changes)
+    ends_well(run(places))
+    whole = digest(places / "run")
+    faults = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": f"{fault},attempt=0"}
+    ended = expect_exit(as_party, len(PARTIES), str(places), "never", environ=faults)
+    assert -9 in [outcome.exit_code for outcome in ended]
+    before = [len(chain(places, party)) for party in PARTIES.values()]
+    ends_well(run(places))
+    assert digest(places / "run") == whole
+    for party, count in zip(PARTIES.values(), before, strict=True):
+        signed = chain(places, party)
+        records = [each for each in signed if each.kind == "record"]
+        assert len(signed) > count and len({each.about["run"] for each in records}) == 1
+        for first, second in zip(records, records[1:], strict=False):
+            assert second.about["previous"] == first.digest
+    rounds = [(each.about["round"], "begins" in each.about) for each in chain(places, "hub") if each.kind == "record"]
+    assert rounds[0] == (0, True) and [pair for pair in rounds if pair[1]][1:] and rounds[-1] == (3, False)
+
+
+def as_party_that_is_awaited(places: str) -> tuple[int, str]:
+    wait_for_return(round=2)
+    return as_party(places)
+
+
+def test_a_silo_that_was_lost_comes_back_to_the_chain(places: Path) -> None:
+    common = {"run": {"dir": str(places / "run"), "name": "parties"}, "rounds": 4}
+    write_config(places, **common, **CHECKED, clients=GOES_ON, privacy={"colluders": 0})
+    environ = {"MASTER_PORT": str(free_port()), "FEDTORCH_TESTING": "1"}
+    faults = {**environ, "FEDTORCH_FAULTS": "kill:rank=2,round=1,phase=train"}
+    ranks = start_ranks(as_party_that_is_awaited, len(PARTIES), str(places), environ=faults)
+    ranks.processes[2].join(60)
+    alone = {**environ, "RANK": "2", "WORLD_SIZE": str(len(PARTIES))}
+    again = start_ranks(as_party_that_is_awaited, 1, str(places), environ=alone)
+    ended = ranks.join(90)
+    assert [ended[rank].result[0] for rank in (0, 1, 3)] == [0, 0, 0]
+    records = [each for each in chain(places, "south") if each.kind == "record"]
+    assert [(each.about["round"], "begins" in each.about) for each in records] == RETURNED
+    assert again.join(20)[0].result[0] == 0
