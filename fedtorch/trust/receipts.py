@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,13 @@ class Signed:
     @classmethod
     def by(cls, key: PrivateKey, kind: str, party: str, about: Mapping[str, Any]) -> Signed:
         """Sign what is said of it. about: the kind and the party are added."""
-        text = canonical({**about, "kind": kind, "party": party})
-        return cls(kind, party, text, key.sign(text.encode()).hex())
+        unsigned = cls.unsigned(kind, party, about)
+        return replace(unsigned, signature=key.sign(unsigned.text.encode()).hex())
+
+    @classmethod
+    def unsigned(cls, kind: str, party: str, about: Mapping[str, Any]) -> Signed:
+        """The same without a signature."""
+        return cls(kind, party, canonical({**about, "kind": kind, "party": party}), "")
 
     @property
     def digest(self) -> str:
@@ -85,10 +90,27 @@ class Signed:
         ):
             raise TrustError(f"a {self.kind} of `{self.party}` is in truth another text that this party has signed")
 
+    def says(self, expected: Mapping[str, Any]) -> bool:
+        """Does the text have these entries?"""
+        about = self.about
+        return all(name in about and about[name] == value for name, value in expected.items())
+
+    @property
+    def is_right(self) -> bool:
+        """Has this party found right what the text says?"""
+        return self.kept.get("found") == "right"
+
+    def found_right(self) -> Signed:
+        """The same, to be kept with the word that this party has found it right."""
+        return replace(self, kept={**self.kept, "found": "right"})
+
+    def sent(self) -> dict[str, Any]:
+        """For the way to others."""
+        return {"kind": self.kind, "party": self.party, "text": self.text, "signature": self.signature}
+
     def line(self) -> dict[str, Any]:
-        """For the file, and for the way to others without what is kept."""
-        line = {"kind": self.kind, "party": self.party, "text": self.text, "signature": self.signature}
-        return {**line, "kept": dict(self.kept)} if self.kept else line
+        """For this party's file."""
+        return {**self.sent(), "kept": dict(self.kept)} if self.kept else self.sent()
 
     @classmethod
     def of(cls, line: Any) -> Signed:
@@ -108,6 +130,11 @@ class Signed:
             raise ValueError("is not a signed text")
         kind, party, text, signature = map(str, words)
         return cls(kind, party, text, signature, kept)
+
+
+def is_enough(count: int, silos: int, colluders: int) -> bool:
+    """Are they so many that of any two such groups of silos an honest one is in both? So a server cannot fork them."""
+    return 2 * count > silos + colluders
 
 
 def _is_hex(text: str) -> bool:
@@ -164,6 +191,14 @@ class ReceiptsFile:
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_own(self.evidence, json.dumps({"why": why, "told": [each.line() for each in told]}).encode())
+
+    def refuse_evidence(self) -> None:
+        """Raises TrustError: this party has found something wrong in the run before."""
+        if self.evidence.exists():
+            raise TrustError(
+                f"this party has found something wrong in this run before, see {self.evidence}; speak with the others, "
+                "and go on only if all know what it was: move the file away"
+            )
 
     def set_aside(self) -> None:
         """A new run begins in the folder: what is there of an old one gets another name."""

@@ -168,6 +168,7 @@ LIES: dict[str, tuple[str, Lie]] = {
         "not the server's of this meeting",
         lambda t, s: t.__setitem__(-1, Signed.by(read_key(Path("own.key")), "record", "south", t[-1].about)),
     ),
+    "nothing": ("is none", lambda t, s: t.clear()),
     "a record that lacks something": ("is none", lambda t, s: t.__setitem__(-1, nothing_but_a_record(t[-1]))),
 }
 
@@ -197,7 +198,7 @@ def as_party_that_is_lied_to(places: str) -> tuple[int, str]:
                 for name, tensor in kept.items():
                     tensors[name].copy_(tensor)
                 if name in found:
-                    assert self.receipts.evidence.exists()
+                    assert self.chain.receipts.evidence.exists()
             Path(f"lies.{self.context.round}.json").write_text(json.dumps(found))
             check(self, told, exchanged, sums, decision)
 

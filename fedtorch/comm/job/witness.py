@@ -63,9 +63,16 @@ class Witness:
 
     def sign(self, kind: str, about: Mapping[str, Any]) -> Signed:
         """Sign a text of this run. about: what it says beside that."""
+        return Signed.by(self.identity.key, kind, self.party, self._whole(about))
+
+    def unsigned(self, kind: str, party: str, about: Mapping[str, Any]) -> Signed:
+        """The same text of another party, for its signature."""
+        return Signed.unsigned(kind, party, self._whole(about))
+
+    def _whole(self, about: Mapping[str, Any]) -> dict[str, Any]:
         members = self.identity.members
         common = {"federation": members.federation, "members": members.digest, "meeting": self.meeting, "run": self.run}
-        return Signed.by(self.identity.key, kind, self.party, {**common, **about})
+        return {**common, **about}
 
     def begin(self, place: str, round: int, scale: int) -> Exchanged:
         """Begin an exchange. place: names it among those of this meeting of the parties."""

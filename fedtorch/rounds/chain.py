@@ -1,0 +1,207 @@
+"""The chain of a run's records as one party has it: where it begins or goes on, and the way of texts to all parties."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtorch.comm.job.witness import Witness
+from fedtorch.comm.wire import Packet
+from fedtorch.core.errors import TrustError
+from fedtorch.core.state_keys import BEST, SERVER_STEPS
+from fedtorch.rounds import replicas
+from fedtorch.rounds.context import RoundContext
+from fedtorch.trust.merkle import root
+from fedtorch.trust.receipts import FILE, NOTHING, ReceiptsFile, Signed, canonical, is_enough
+
+FOLDER = "trust"
+"""In the run folder; in it each party of this machine has a folder of its own."""
+_WORD = 8  # hexadecimal digits in a number of a message
+
+
+class Chain:
+    """This party's side. All ranks call `begin` and `broadcast` alike."""
+
+    def __init__(self, context: RoundContext, witness: Witness) -> None:
+        self.context, self.witness = context, witness
+        self.last = NOTHING
+        """digest of the last record that this party has found right, or has made"""
+
+    @cached_property
+    def receipts(self) -> ReceiptsFile:
+        """This party's file."""
+        return ReceiptsFile(self.context.config.folder / FOLDER / self.witness.party / FILE)
+
+    @property
+    def server(self) -> str:
+        """Name of the server's member."""
+        return self.witness.identity.parties[0]
+
+    def begin(self, *, resumed: bool) -> None:
+        """Agree on a record of where the run begins, or goes on.
+
+        resumed: from a checkpoint; otherwise what the folder has of another run gets another name.
+
+        Raises:
+            TrustError: the server goes on from something else than what silos have found right, or this party has
+                found something wrong before.
+        """
+        context, witness = self.context, self.witness
+        if resumed:
+            self.receipts.refuse_evidence()
+            replicas.share_state(context)
+        else:
+            self.receipts.set_aside()
+        known = self.receipts.records()
+        told: list[Signed] = []
+
+        def answer(gathered: list[Packet]) -> Sequence[Packet]:
+            have = {_text_of(message.lists["words"]) for message in gathered} - {NOTHING}
+            told.extend(self._missing(known, have, context.round))
+            return self.announced(told)
+
+        mine = context.message("numbers", lists={"words": _words(known[-1].digest if known else NOTHING)})
+        met = context.members.exchange("records", [mine], answer, may_stop=False)
+        have = {record.digest for record in known}
+        told = [record for record in self.broadcast(told, met.answered) if record.digest not in have]
+        if not told:
+            raise TrustError("the server sends no record of where the run begins")
+        witness.run = str(told[-1].about.get("run"))
+        is_known = context.comm.is_server or self._check(known, told)
+        vouched = self._vouchers(told[-1], is_known=is_known)
+        silos = len(witness.identity.members.silos)
+        if not is_known and not is_enough(len(vouched), silos, context.config.privacy.colluders):
+            raise TrustError(
+                f"the server goes on after {context.round} rounds from weights and a state that this party has not "
+                f"checked, and {len(vouched)} of {silos} silos say that they have; go on from a checkpoint of this run"
+            )
+        if not context.comm.is_server:
+            self.receipts.add([*told[:-1], told[-1].found_right()])
+        self.receipts.add(vouched)
+        self.last = told[-1].digest
+
+    def _missing(self, known: Sequence[Signed], have: set[str], round: int) -> list[Signed]:
+        """On the server: the records that somebody has not, and one of where the run stands.
+
+        Raises:
+            TrustError: a silo has one that is not in this server's file.
+        """
+        digests = [record.digest for record in known]
+        if unknown := have - {*digests}:
+            raise TrustError(
+                f"a silo has the record {min(unknown)[:16]} as its last, which is not in {self.receipts.path}; bring "
+                "back the server's file, or begin a new run"
+            )
+        first = min((digests.index(digest) + 1 for digest in have), default=0)
+        state = self._state()
+        before = [record.digest for record in known if record.says(state)]
+        self.witness.run = known[-1].about["run"] if known else secrets.token_hex(8)
+        about = {"round": round, "previous": digests[-1] if known else NOTHING, **state}
+        begun = self.witness.sign("record", {**about, "from": before[-1] if before else NOTHING, "begins": True})
+        self.receipts.add([begun])
+        return [*known[first:], begun]
+
+    def _check(self, known: Sequence[Signed], told: Sequence[Signed]) -> bool:
+        """On a silo: has it found right itself what the run goes on from, or does the run begin?
+
+        Raises:
+            TrustError: the records do not follow those that it has, or are of something else than the server sends.
+        """
+        chain = [*known, *told]
+        for before, record in list(zip([None, *chain], chain, strict=False))[len(known) :]:
+            record.check(self.witness.identity.members)
+            said = {"previous": before.digest if before else NOTHING, "run": self.witness.run}
+            if (record.kind, record.party) != ("record", self.server) or not record.says(said):
+                raise TrustError("the server's records do not follow those that this party has: it tells another past")
+        begun = told[-1]
+        if not begun.says({"round": self.context.round, "meeting": self.witness.meeting, **self._state()}):
+            raise TrustError("the server's record of the beginning is not of the weights and the state that it sends")
+        if len(chain) == 1 and begun.says({"from": NOTHING, "round": 0}):
+            return True
+        origin = next((record for record in chain[:-1] if record.digest == begun.about.get("from")), None)
+        if origin is None or not origin.says(self._state()):
+            raise TrustError(
+                f"the server goes on after {self.context.round} rounds from weights or a state that no record before "
+                "says, so that nobody has checked how it came to them; go on from a checkpoint of this run"
+            )
+        return origin.is_right
+
+    def _vouchers(self, begun: Signed, *, is_known: bool) -> list[Signed]:
+        """Of silos that have found right what the run goes on from: that they say so, signed; on all ranks.
+
+        Raises:
+            TrustError: one has not signed it.
+        """
+        context, witness, identity = self.context, self.witness, self.witness.identity
+        mine = []
+        if is_known and not context.comm.is_server:
+            signed = witness.sign("acknowledgement", {"record": begun.digest})
+            words = {"words": _words(signed.signature)}
+            mine = [context.message("numbers", numbers={"rank": context.comm.rank}, lists=words)]
+        met = context.members.exchange("vouch", mine, lambda gathered: gathered, may_stop=False)
+        found = {}
+        for message in met.answered:
+            party = identity.parties.get(int(message.numbers.get("rank", -1)), "")
+            signed = witness.unsigned("acknowledgement", party, {"record": begun.digest})
+            found[party] = Signed(signed.kind, party, signed.text, _text_of(message.lists["words"]))
+            found[party].check(identity.members)
+        return [signed for party, signed in found.items() if party != self.server]
+
+    def _state(self) -> dict[str, str]:
+        return {"next": self.context.vectors.root, "state": self.state_root()}
+
+    def state_root(self) -> str:
+        """Digest of what the next step depends on beside the weights, hexadecimal."""
+        server, exchanged = self.context.server, self.context.algorithm.exchanged_vectors
+        kept = {name: t for name, t in server.tensors.items() if name != BEST and name not in exchanged}
+        roots = {name: root(tensor.view(torch.uint8).numpy()).hex() for name, tensor in kept.items() if tensor.any()}
+        text = canonical({"steps": int(server.numbers.get(SERVER_STEPS, 0)), "tensors": roots})
+        return root(np.frombuffer(text.encode(), np.uint8)).hex()
+
+    def announced(self, told: Sequence[Signed]) -> list[Packet]:
+        """On the server: how long what follows is."""
+        return [self.context.message("numbers", numbers={"bytes": len(_packed(told))})]
+
+    def broadcast(
+        self, told: Sequence[Signed], announced: Sequence[Packet], sums: Tensor | None = None
+    ) -> list[Signed]:
+        """The server's texts, and before them its sum, on all ranks.
+
+        Raises:
+            TrustError: they are none.
+        """
+        context = self.context
+        data = torch.zeros(int(announced[0].numbers["bytes"]), dtype=torch.uint8)
+        if context.comm.is_server:
+            data = torch.frombuffer(bytearray(_packed(told)), dtype=torch.uint8)
+
+        def send() -> None:
+            for vector in (data,) if sums is None else (sums, data):
+                context.comm.broadcast(vector, numbers=0)
+
+        context.members.retry_on_loss("record", send)
+        try:
+            found = [Signed.of(line) for line in json.loads(data.numpy().tobytes())]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise TrustError(f"what the server sends as its record cannot be read: {error}") from None
+        return found
+
+
+def _packed(told: Sequence[Signed]) -> bytes:
+    return json.dumps([each.sent() for each in told]).encode()
+
+
+def _words(text: str) -> tuple[float, ...]:
+    """Hexadecimal digits as numbers of 32 bits."""
+    return tuple(float(int(text[at : at + _WORD], 16)) for at in range(0, len(text), _WORD))
+
+
+def _text_of(words: Sequence[float]) -> str:
+    """The same back."""
+    return "".join(f"{int(word):0{_WORD}x}" for word in words)
