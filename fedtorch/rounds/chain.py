@@ -6,8 +6,8 @@ import json
 import secrets
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,8 +17,8 @@ from fedtorch.core.errors import TrustError
 from fedtorch.core.state_keys import BEST, SERVER_STEPS
 from fedtorch.rounds import replicas
 from fedtorch.rounds.context import RoundContext
-from fedtorch.trust.merkle import root
-from fedtorch.trust.receipts import FILE, NOTHING, ReceiptsFile, Signed, canonical, is_enough
+from fedtorch.trust.merkle import vector_root
+from fedtorch.trust.receipts import FILE, NOTHING, ReceiptsFile, Signed, is_enough
 
 FOLDER = "trust"
 """In the run folder; in it each party of this machine has a folder of its own."""
@@ -30,13 +30,18 @@ class Chain:
 
     def __init__(self, context: RoundContext, witness: Witness) -> None:
         self.context, self.witness = context, witness
-        self.last = NOTHING
-        """digest of the last record that this party has found right, or has made"""
+        self.record = Signed("record", "", "{}", "")
+        """the last one that this party has found right, or has made"""
 
     @cached_property
     def receipts(self) -> ReceiptsFile:
         """This party's file."""
         return ReceiptsFile(self.context.config.folder / FOLDER / self.witness.party / FILE)
+
+    @property
+    def last(self) -> str:
+        """Digest of that record."""
+        return self.record.digest
 
     @property
     def server(self) -> str:
@@ -55,6 +60,7 @@ class Chain:
         context, witness = self.context, self.witness
         if resumed:
             self.receipts.refuse_evidence()
+            self._refuse_unopened()
             replicas.share_state(context)
         else:
             self.receipts.set_aside()
@@ -84,7 +90,25 @@ class Chain:
         if not context.comm.is_server:
             self.receipts.add([*told[:-1], told[-1].found_right()])
         self.receipts.add(vouched)
-        self.last = told[-1].digest
+        self.record = told[-1]
+
+    def _refuse_unopened(self) -> None:
+        """Look whether the server has answered, all but a few times, when it was asked for leaves.
+
+        Raises:
+            TrustError: it has not; one that is asked for a false leaf could always "crash", and draw again.
+        """
+        trust, party = self.context.config.trust, self.witness.party
+        if trust.verify == "all" or party == self.server:
+            return
+        asked = [r for r in self.receipts.records() if party in r.about.get("receipts", ())]
+        unopened = [record.about["round"] + 1 for record in asked if not self.receipts.is_right(record, party)]
+        if len(unopened) > trust.unopened:
+            raise TrustError(
+                f"the server has left this party's questions unanswered in the rounds {', '.join(map(str, unopened))}, "
+                f"and trust.unopened is {trust.unopened}; a server that is asked for a false leaf would do so. Go on "
+                "only if all know why: set trust.unopened to a larger number"
+            )
 
     def _missing(self, known: Sequence[Signed], have: set[str], round: int) -> list[Signed]:
         """On the server: the records that somebody has not, and one of where the run stands.
@@ -130,7 +154,7 @@ class Chain:
                 f"the server goes on after {self.context.round} rounds from weights or a state that no record before "
                 "says, so that nobody has checked how it came to them; go on from a checkpoint of this run"
             )
-        return origin.is_right
+        return self.receipts.is_right(origin, self.witness.party)
 
     def _vouchers(self, begun: Signed, *, is_known: bool) -> list[Signed]:
         """Of silos that have found right what the run goes on from: that they say so, signed; on all ranks.
@@ -153,16 +177,19 @@ class Chain:
             found[party].check(identity.members)
         return [signed for party, signed in found.items() if party != self.server]
 
-    def _state(self) -> dict[str, str]:
-        return {"next": self.context.vectors.root, "state": self.state_root()}
+    def _state(self) -> dict[str, Any]:
+        return {"next": self.context.vectors.root, "state": self.state()}
 
-    def state_root(self) -> str:
-        """Digest of what the next step depends on beside the weights, hexadecimal."""
-        server, exchanged = self.context.server, self.context.algorithm.exchanged_vectors
-        kept = {name: t for name, t in server.tensors.items() if name != BEST and name not in exchanged}
-        roots = {name: root(tensor.view(torch.uint8).numpy()).hex() for name, tensor in kept.items() if tensor.any()}
-        text = canonical({"steps": int(server.numbers.get(SERVER_STEPS, 0)), "tensors": roots})
-        return root(np.frombuffer(text.encode(), np.uint8)).hex()
+    def state(self) -> dict[str, Any]:
+        """Of what the next step depends on beside the weights: steps taken, and the roots of vectors that are not 0."""
+        server = self.context.server
+        roots = {name: vector_root(tensor) for name, tensor in self.state_tensors().items() if tensor.any()}
+        return {"steps": int(server.numbers.get(SERVER_STEPS, 0)), "tensors": roots}
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The vectors of that, flat."""
+        exchanged = self.context.algorithm.exchanged_vectors
+        return {n: t for n, t in self.context.server.tensors.items() if n != BEST and n not in exchanged}
 
     def announced(self, told: Sequence[Signed]) -> list[Packet]:
         """On the server: how long what follows is."""

@@ -18,7 +18,6 @@ from fedtorch.core.state_keys import EVALUATED, SERVER_TRAINED
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
 from fedtorch.rounds.aggregation import Decision, apply_verdict, exchange, reports_for_log, steps
-from fedtorch.rounds.checked_steps import CheckedSteps
 from fedtorch.rounds.checkpointing import Saving, digest, restore
 from fedtorch.rounds.cohort import release
 from fedtorch.rounds.components import RunComponents
@@ -27,11 +26,11 @@ from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.export import ModelWriter
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.membership import Returned, Stopped
+from fedtorch.rounds.opened_leaves import steps_of
 from fedtorch.rounds.report_checks import check_complete, of_cohort
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.scoring import pooled_scores
 from fedtorch.rounds.server_training import ServerTraining
-from fedtorch.rounds.steps import Steps
 from fedtorch.tasks.base import Scores
 
 log = logging.getLogger(__name__)
@@ -52,8 +51,7 @@ class Runner:
         self.figures: dict[str, float] = {}
         """what the algorithm measured of it"""
         self.saving = Saving(self.context)
-        witness = components.comm.witness
-        self.steps = Steps(self.context) if witness is None else CheckedSteps(self.context, witness)
+        self.steps = steps_of(self.context)
 
     def run(self, resume: int | None = None) -> Result:
         """Train from the start, or from the checkpoint after `resume` rounds; all ranks call it alike.

@@ -67,6 +67,11 @@ class Signed:
     @property
     def about(self) -> dict[str, Any]:
         """What the text says; nothing where it is none."""
+        if self.kind == "acknowledgement" and "\0" in self.text:  # one that was sworn at a meeting
+            federation, _, key, value = [*self.text.split("\0"), "", "", ""][:4]
+            weights, _, record = value.partition(" ")
+            about = {"federation": federation, "kind": self.kind, "party": self.party}
+            return {**about, "weights": weights, "record": record} if key.startswith("oath/") else {}
         try:
             found = json.loads(self.text)
         except (ValueError, RecursionError):
@@ -209,6 +214,11 @@ class ReceiptsFile:
             if path.exists():
                 path.rename(aside)
         self.signed.clear()
+
+    def is_right(self, record: Signed, party: str) -> bool:
+        """Has this party found the record right, or said so in a text of its own?"""
+        own = (each for each in self.signed if each.kind == "acknowledgement" and each.party == party)
+        return record.is_right or any(each.says({"record": record.digest}) for each in own)
 
     def records(self) -> list[Signed]:
         """The server's, in order."""

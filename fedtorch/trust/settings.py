@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from fedtorch.core.errors import ConfigError
 
@@ -19,9 +21,14 @@ class TrustConfig:
     """File with this party's own key, as `fedtorch keys new` makes it; another one on each machine, so it is the one
     key that parties do not compare: `--set trust.key=north.key`."""
 
-    verify: Literal["all"] | None = None
+    verify: Literal["all"] | Annotated[float, Field(gt=0, lt=1)] | None = None
     """What silos check of the server's work in each round. all: the whole sum, by tags that the server cannot make, and
-    the server's step, which each silo takes too. null: nothing; that all got the same weights is checked anyway."""
+    the server's step, which each silo takes too. 0.05: the same of so many leaves of 4,096 numbers, which the server
+    cannot foresee; m false ones are found with probability 1 − (1 − 0.05)^m. null: nothing; that all got the same
+    weights is checked anyway."""
+    unopened: Annotated[int, Field(ge=0)] = 1
+    """How many rounds may end without an answer to that, as where the server was killed, before a silo goes on no
+    more."""
 
     def __post_init__(self) -> None:
         if self.key is not None and self.members is None:

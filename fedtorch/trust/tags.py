@@ -82,3 +82,13 @@ def added(parts: Iterable[Words], leaves: int) -> Words:
 def negative(part: Words) -> Words:
     """What adds up to 0 with it, modulo p."""
     return np.where(part == 0, np.uint64(0), np.uint64(P) - part)
+
+
+def drawn_leaves(key: bytes, record: str, count: int, share: float) -> list[int]:
+    """Which leaves of a round are looked at, ascending: each with probability `share`, and one at least.
+
+    key: that all silos have in common, and the server has not. record: digest of what the server has signed before.
+    """
+    drawn = words(derived(key, f"leaves that are looked at/{record}"), count + 1)
+    found = np.flatnonzero(drawn[:count] < np.uint64(int(share * 2**64))).tolist()
+    return found or [int(drawn[count]) % count]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from torch import Tensor
 
 from fedtorch.comm.job.witness import Exchanged
 from fedtorch.core.errors import TrustError
+from fedtorch.rounds import opened_leaves
 from fedtorch.rounds.aggregation import Decision
 from fedtorch.rounds.checked_steps import CheckedSteps
+from fedtorch.rounds.opened_leaves import OpenedSteps
 from fedtorch.trust.keys import read_key
 from fedtorch.trust.merkle import LEAF, root
 from fedtorch.trust.receipts import ReceiptsFile, Signed
@@ -37,6 +40,10 @@ def places(tmp_path: Path) -> Path:
     return make_places(tmp_path)
 
 
+def checked(verify: str | float) -> dict[str, Any]:
+    return {"trust": {"members": "members.yaml", "key": "own.key", "verify": verify}}
+
+
 @pytest.mark.parametrize("is_secret", [False, True])
 def test_checks_change_no_bit(is_secret: bool, places: Path) -> None:
     changes: dict[str, Any] = SECURE if is_secret else {}
@@ -44,11 +51,13 @@ def test_checks_change_no_bit(is_secret: bool, places: Path) -> None:
     write_config(places, trust={}, **changes)
     ends_well(run(places, environ=SECRET))
     common = digest(places / "hub" / "run")
-    write_config(places, **CHECKED, **changes)
-    ends_well(run(places, "never"))
-    assert digest(places / "hub" / "run") == common
-    kinds = [each.kind for each in ReceiptsFile(places / "south/run/trust/south/receipts.jsonl").signed]
-    assert kinds.count("record") == 3
+    for verify in ("all", 0.5):
+        write_config(places, **checked(verify), **changes)
+        ends_well(run(places, "never"))
+        assert digest(places / "hub" / "run") == common
+        file = ReceiptsFile(places / "south/run/trust/south/receipts.jsonl")
+        assert [each.kind for each in file.signed].count("record") == 3
+        assert all(file.is_right(record, "south") for record in file.records())
 
 
 def as_party_of_a_lying_server(places: str) -> tuple[int, str]:
@@ -70,9 +79,11 @@ def as_party_of_a_lying_server(places: str) -> tuple[int, str]:
     return as_party(places)
 
 
-@pytest.mark.parametrize("is_secret", [False, True])
-def test_a_sum_that_is_not_that_of_the_parts_ends_the_run_in_that_round(is_secret: bool, places: Path) -> None:
-    write_config(places, **CHECKED, **(SECURE if is_secret else {}))
+@pytest.mark.parametrize(("verify", "is_secret"), [("all", True), (0.999, False)])
+def test_a_sum_that_is_not_that_of_the_parts_ends_the_run_in_that_round(
+    verify: str | float, is_secret: bool, places: Path
+) -> None:
+    write_config(places, **checked(verify), **(SECURE if is_secret else {}))
     ended = expect_exit(as_party_of_a_lying_server, len(PARTIES), str(places))
     hub, *silos = [outcome.exit_code or outcome.result[0] for outcome in ended]
     assert silos == [11] * len(silos) and hub == 7
@@ -136,8 +147,12 @@ LIES: dict[str, tuple[str, Lie]] = {
         "the sum is not that of the parts",
         lambda t, s: (s[-1].add_(1), signed_anew(t, tags=root_of(s[numbers_of(s) :].view(torch.uint64)))) and None,
     ),
+    "other steps of the optimiser": (
+        "leaves another state",
+        lambda t, s: signed_anew(t, state={**t[-1].about["state"], "steps": 7}),
+    ),
     "other weights after the step": ("comes to other weights", lambda t, s: signed_anew(t, next="00" * 32)),
-    "momentum out of nothing": ("leaves another state", lambda t, s: signed_anew(t, state="00" * 32)),
+    "momentum out of nothing": ("leaves another state", lambda t, s: signed_anew(t, state={"steps": 0, "tensors": {}})),
     "a silo left out, with its receipt": ("this party has sent a part", lambda t, s: without_receipt(t, "south", [])),
     "another silo left out": (
         "other clients, weights or another scale",
@@ -183,24 +198,22 @@ def as_party_that_is_lied_to(places: str) -> tuple[int, str]:
     if os.environ["RANK"] == "2":
         check = CheckedSteps._check_round
 
-        def check_lies(
-            self: CheckedSteps, told: Sequence[Signed], exchanged: Exchanged, sums: Tensor, decision: Decision
-        ) -> None:
+        def check_lies(self: CheckedSteps, told: Sequence[Signed], exchanged: Exchanged, sums: Tensor) -> None:
             found: dict[str, str] = {}
             for name, (_, lie) in LIES.items() if self.context.round == 1 else ():
                 other, numbers, tensors = [*told], sums.clone(), self.context.server.tensors
                 lie(other, numbers)
-                kept = {name: tensor.clone() for name, tensor in tensors.items()}
+                kept = {key: tensor.clone() for key, tensor in tensors.items()}
                 try:
-                    check(self, other, exchanged, numbers, decision)
+                    check(self, other, exchanged, numbers)
                 except TrustError as error:
                     found[name] = str(error)
-                for name, tensor in kept.items():
-                    tensors[name].copy_(tensor)
+                for key, tensor in kept.items():
+                    tensors[key].copy_(tensor)
                 if name in found:
                     assert self.chain.receipts.evidence.exists()
             Path(f"lies.{self.context.round}.json").write_text(json.dumps(found))
-            check(self, told, exchanged, sums, decision)
+            check(self, told, exchanged, sums)
 
         CheckedSteps._check_round = check_lies  # type: ignore[assignment,method-assign]
     return as_party(places)
@@ -261,3 +274,66 @@ def test_a_silo_that_was_lost_comes_back_to_the_chain(places: Path) -> None:
     records = [each for each in chain(places, "south") if each.kind == "record"]
     assert [(each.about["round"], "begins" in each.about) for each in records] == RETURNED
     assert again.join(20)[0].result[0] == 0
+
+
+def shown_otherwise(opening: Any, part: int) -> None:
+    """One bit of a part of what is shown of the first leaf."""
+    list(opening._parts(opening.data))[part][0] ^= 1
+
+
+def said_otherwise(opening: Any, **changes: Any) -> None:
+    opening.after = {**opening.after, **changes}
+
+
+def root_of_its_own(opening: Any, name: str) -> None:
+    state = opening.after["state"]
+    said_otherwise(opening, state={**state, "tensors": {**state["tensors"], name: "11" * 32}})
+
+
+OPENED: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "a number of the sum": ("leaf 0 of the sum is not that of the record", lambda o: shown_otherwise(o, 0)),
+    "a tag": ("the sum is not that of the parts: 1 of", lambda o: shown_otherwise(o, 1)),
+    "the state before": ("leaf 0 of the first_moment is not", lambda o: shown_otherwise(o, 2)),
+    "a path of the sum": ("leaf 0 of the sum is not", lambda o: shown_otherwise(o, 4)),
+    "a path of the state before": ("leaf 0 of the second_moment is not", lambda o: shown_otherwise(o, 6)),
+    "a path of the state after": ("first_moment after the step is not", lambda o: shown_otherwise(o, 7)),
+    "a path of the weights": ("weights after the step is not", lambda o: shown_otherwise(o, 9)),
+    "other weights after the step": ("weights after the step is not", lambda o: said_otherwise(o, next="11" * 32)),
+    "another state after the step": (
+        "second_moment after the step is not",
+        lambda o: root_of_its_own(o, "second_moment"),
+    ),
+    "another scale": ("after the step is not", lambda o: said_otherwise(o, scale=o.after["scale"] - 1)),
+    "other steps": (
+        "counts other steps",
+        lambda o: said_otherwise(o, state={**o.after["state"], "steps": 7}),
+    ),
+}
+
+
+def as_party_that_is_shown_something_else(places: str) -> tuple[int, str]:
+    if os.environ["RANK"] == "2":
+        check = opened_leaves._Opening.check
+
+        def check_lies(self: Any, steps: OpenedSteps) -> None:
+            found: dict[str, str] = {}
+            for name, (_, lie) in OPENED.items() if steps.context.round == 1 else ():
+                other = deepcopy(self)
+                lie(other)
+                try:
+                    check(other, steps)
+                except TrustError as error:
+                    found[name] = str(error)
+            Path(f"lies.{steps.context.round}.json").write_text(json.dumps(found))
+            check(self, steps)
+
+        opened_leaves._Opening.check = check_lies  # type: ignore[method-assign]
+    return as_party(places)
+
+
+def test_every_lie_of_an_opened_leaf_is_found(places: Path) -> None:
+    write_config(places, **checked(0.999), server={"optimizer": "adam", "lr": 0.1})
+    ends_well(run_ranks(as_party_that_is_shown_something_else, len(PARTIES), str(places)))
+    found = json.loads((places / "south" / "lies.1.json").read_text())
+    for name, (said, _) in OPENED.items():
+        assert said in found.get(name, "it was believed"), (name, found.get(name))

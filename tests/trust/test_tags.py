@@ -10,7 +10,7 @@ import pytest
 from fedtorch.core import kernels
 from fedtorch.core.kernels import library, tag_sums
 from fedtorch.trust.merkle import LEAF
-from fedtorch.trust.tags import LARGEST, P, TagKey, added, negative, reduced, words
+from fedtorch.trust.tags import LARGEST, P, TagKey, added, drawn_leaves, negative, reduced, words
 
 pytest.importorskip("cryptography")
 
@@ -80,3 +80,21 @@ def test_a_number_that_has_the_tag_of_another_one_is_refused(number: int) -> Non
 def test_what_is_negative_adds_up_to_nothing() -> None:
     some = np.array([0, 1, P - 1], np.uint64)
     assert added([some, negative(some)], 3).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("false", "rate"), [(1, 0.05), (10, 0.401), (100, 0.994)])
+def test_false_leaves_are_asked_for_at_the_rate_of_the_formula(false: int, rate: float) -> None:
+    """400 rounds of a vector of 200 leaves, and the 99.99 % interval of the binomial distribution."""
+    rounds = 400
+    found = sum(min(drawn_leaves(KEY, f"record {r}", 200, 0.05)) < false for r in range(rounds))
+    assert 1 - 0.95**false == pytest.approx(rate, abs=0.001)
+    assert abs(found - rounds * rate) <= 3.9 * (rounds * rate * (1 - rate)) ** 0.5
+
+
+def test_one_leaf_at_least_is_asked_for_and_the_same_by_all() -> None:
+    for number in range(50):
+        asked = drawn_leaves(KEY, f"record {number}", 3, 1e-9)
+        assert len(asked) == 1 and 0 <= asked[0] < 3
+        assert asked == drawn_leaves(KEY, f"record {number}", 3, 1e-9)
+    assert len({drawn_leaves(KEY, f"record {number}", 3, 1e-9)[0] for number in range(50)}) == 3
+    assert drawn_leaves(KEY, "record 0", 200, 0.5) != drawn_leaves(bytes(32), "record 0", 200, 0.5)
