@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,11 +18,10 @@ from fedtorch.core.errors import TrustError
 from fedtorch.core.state_keys import BEST, SERVER_STEPS
 from fedtorch.rounds import replicas
 from fedtorch.rounds.context import RoundContext
+from fedtorch.trust.kept import KeptFiles
 from fedtorch.trust.merkle import vector_root
-from fedtorch.trust.receipts import FILE, NOTHING, ReceiptsFile, Signed, is_enough
+from fedtorch.trust.receipts import FILE, FOLDER, NOTHING, ReceiptsFile, Signed, is_enough
 
-FOLDER = "trust"
-"""In the run folder; in it each party of this machine has a folder of its own."""
 _WORD = 8  # hexadecimal digits in a number of a message
 
 
@@ -36,7 +36,17 @@ class Chain:
     @cached_property
     def receipts(self) -> ReceiptsFile:
         """This party's file."""
-        return ReceiptsFile(self.context.config.folder / FOLDER / self.witness.party / FILE)
+        return ReceiptsFile(self.folder / FILE)
+
+    @property
+    def folder(self) -> Path:
+        """This party's."""
+        return self.context.config.folder / FOLDER / self.witness.party
+
+    @property
+    def kept(self) -> KeptFiles:
+        """What it keeps beside its receipts."""
+        return KeptFiles(self.folder)
 
     @property
     def last(self) -> str:
@@ -64,6 +74,9 @@ class Chain:
             replicas.share_state(context)
         else:
             self.receipts.set_aside()
+        self.kept.keep_members(witness.identity.members)
+        if witness.key is not None:
+            self.kept.keep_key(witness.meeting, witness.key)
         known = self.receipts.records()
         told: list[Signed] = []
 
@@ -126,7 +139,8 @@ class Chain:
         state = self._state()
         before = [record.digest for record in known if record.says(state)]
         self.witness.run = known[-1].about["run"] if known else secrets.token_hex(8)
-        about = {"round": round, "previous": digests[-1] if known else NOTHING, **state}
+        colluders = self.context.config.privacy.colluders
+        about = {"colluders": colluders, "round": round, "previous": digests[-1] if known else NOTHING, **state}
         begun = self.witness.sign("record", {**about, "from": before[-1] if before else NOTHING, "begins": True})
         self.receipts.add([begun])
         return [*known[first:], begun]

@@ -31,9 +31,10 @@ from fedtorch.rounds.aggregation import Decision
 from fedtorch.rounds.chain import Chain
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.steps import Steps
-from fedtorch.trust.merkle import LEAF, root
+from fedtorch.trust.kept import KeptLeaves
+from fedtorch.trust.merkle import LEAF, leaves, levels, path, root
 from fedtorch.trust.receipts import Signed, is_enough
-from fedtorch.trust.tags import Whole, Words, added
+from fedtorch.trust.tags import Whole, Words, added, drawn_leaves
 
 
 class CheckedSteps(Steps, ABC):
@@ -143,8 +144,10 @@ class CheckedSteps(Steps, ABC):
         about = {
             "accepted": accepted,
             "attempt": exchanged.attempt,
+            "colluders": self.context.config.privacy.colluders,
             "dtype": str(self.context.vectors.flat.dtype),
             "from": self.chain.last,
+            "leaves": self._leaves,
             "next": self.context.vectors.root,
             "previous": self.chain.last,
             "receipts": {parties[rank]: receipt.digest for rank, receipt in exchanged.receipts.items()},
@@ -289,7 +292,8 @@ class WholeSteps(CheckedSteps):
         assert sums is not None
         context, about = self.context, record.about
         total, tags = sums[: -self._leaves].numpy(), sums[-self._leaves :].numpy().view(np.uint64)
-        if root(total).hex() != about["sum"] or root(tags).hex() != about["tags"]:
+        tree = levels(leaves(total))
+        if tree[-1][0].hex() != about["sum"] or root(tags).hex() != about["tags"]:
             raise self.wrong("the server sends another sum, or other tags, than its record names")
         self.check_tags(about, total, tags)
         context.server.accepted, context.server.round = [Report(c) for c in about["accepted"]], context.round
@@ -299,6 +303,13 @@ class WholeSteps(CheckedSteps):
         if self.chain.state() != about["state"]:
             raise self.wrong("the step from the sum leaves another state of the optimiser than the server says")
         self.chain.receipts.add([*self.kept_receipts(receipts), record.found_right()])
+        if (share := context.config.trust.keep) > 0:
+            key = self.witness.key
+            assert key is not None
+            places = drawn_leaves(key, record.digest, self._leaves, share)
+            numbers = np.concatenate([total[place * LEAF : (place + 1) * LEAF] for place in places])
+            paths = np.frombuffer(b"".join(b"".join(path(tree, place)) for place in places), np.uint8)
+            self.chain.kept.keep_leaves(record.digest, KeptLeaves(places, numbers, tags[places], paths))
 
     def _stepped(self) -> None:
         self.context.vectors.written(everywhere=True)

@@ -25,6 +25,7 @@ from fedtorch.core.update import Report
 from fedtorch.rounds.checked_steps import CheckedSteps, WholeSteps
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.steps import Steps
+from fedtorch.trust.kept import KeptLeaves
 from fedtorch.trust.merkle import LEAF, leaves, levels, path, path_length, root_along, vector_leaves
 from fedtorch.trust.receipts import Signed
 from fedtorch.trust.tags import drawn_leaves
@@ -58,7 +59,8 @@ class OpenedSteps(CheckedSteps):
         self.context.members.exchange("leaves", [self.context.message("numbers", lists=numbers)], may_stop=False)
         opening = self._opening(record, asked)
         self._send(opening.data)
-        opening.check(self)
+        kept = opening.check(self)
+        self.chain.kept.keep_leaves(record.digest, kept)
         self.chain.receipts.add([self.witness.sign("acknowledgement", {"record": record.digest})])
 
     def _answer(self, record: Signed) -> None:
@@ -138,24 +140,26 @@ class _Opening:
             for values in shown:
                 next(parts)[:] = values
 
-    def check(self, steps: CheckedSteps) -> None:
-        """On a silo.
+    def check(self, steps: CheckedSteps) -> KeptLeaves:
+        """On a silo; what of it is kept.
 
         Raises:
             TrustError: a leaf is not the record's, its sum not that of the parts, or its step not the server's.
         """
-        parts, shown = self._parts(self.data), []
+        parts, shown, along = self._parts(self.data), [], list[bytes]()
         for leaf in self.asked:
             total, tag = next(parts).view(np.int64), next(parts).view(np.uint64)
             state = {name: next(parts) for name in self.names}
             paths = [_nodes(next(parts)) for _ in range(1 + len(self.names) + len(self.left) + 1)]
             shown.append((total, tag))
+            along += paths[0]
             self._along(steps, leaf, total.view(np.uint8), paths[0], self.after["sum"], "sum")
             for place, name in enumerate(self.names, start=1):
                 self._along(steps, leaf, state[name], paths[place], self.before["state"]["tensors"][name], name)
             self._check_step(steps, leaf, total, state, paths[1 + len(self.names) :])
         totals, tags = (np.concatenate(each) for each in zip(*shown, strict=True))
         steps.check_tags(self.after, totals, tags, self.asked)
+        return KeptLeaves(self.asked, totals, tags, np.frombuffer(b"".join(along), np.uint8))
 
     def _check_step(
         self,

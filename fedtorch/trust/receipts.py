@@ -19,8 +19,10 @@ from fedtorch.privacy.owner_files import append_own, whole_lines, write_own
 from fedtorch.trust.keys import PrivateKey, is_signed
 from fedtorch.trust.members import Members
 
+FOLDER = "trust"
+"""In the run folder; in it each party of this machine has a folder of its own."""
 FILE = "receipts.jsonl"
-"""Name of the file, in a folder of the party's own."""
+"""Name of the file, in that one."""
 NOTHING = 64 * "0"
 """In place of a digest where nothing comes before."""
 
@@ -112,6 +114,17 @@ class Signed:
     def sent(self) -> dict[str, Any]:
         """For the way to others."""
         return {"kind": self.kind, "party": self.party, "text": self.text, "signature": self.signature}
+
+    def check_line(self, members: Members, number: int, path: Path) -> None:
+        """As `check`, of a line of a file.
+
+        Raises:
+            TrustError: that party has not signed it; names the line.
+        """
+        try:
+            self.check(members)
+        except TrustError as error:
+            raise TrustError(f"line {number} of {path}: {error}") from None
 
     def line(self) -> dict[str, Any]:
         """For this party's file."""

@@ -28,6 +28,7 @@ import fedtorch.setup.data_prepare
 import fedtorch.setup.init
 import fedtorch.setup.predict
 import fedtorch.trust.new_key
+import fedtorch.trust.verify
 import launchers.join
 import launchers.local
 import launchers.serve
@@ -54,6 +55,7 @@ FUNCTIONS = {
     "predict": fedtorch.setup.predict.main,
     "bench": fedtorch.planning.bench.main,
     "keys new": fedtorch.trust.new_key.main,
+    "verify": fedtorch.trust.verify.main,
     "audit": fedtorch.audit.__main__.main,
     "chat": fedtorch.chat.__main__.main,
 }
@@ -130,7 +132,7 @@ def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsy
         (
             "train",
             "choose one of run, local, sweep, slurm, serve, join, init, data prepare, data prepare own, data check, "
-            "data partition, keys new, report, export, predict, bench, audit, chat",
+            "data partition, keys new, verify, report, export, predict, bench, audit, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),

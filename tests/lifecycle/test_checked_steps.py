@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 from parties import PARTIES, SECRET, SYSTEM, as_party, digest, ends_well, make_places, run, write_config
 from patient import wait_for_return
 from ranks import expect_exit, free_port, run_ranks, start_ranks
+from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from fedtorch.comm.job.witness import Exchanged
@@ -24,6 +26,8 @@ from fedtorch.rounds import opened_leaves
 from fedtorch.rounds.aggregation import Decision
 from fedtorch.rounds.checked_steps import CheckedSteps
 from fedtorch.rounds.opened_leaves import OpenedSteps
+from fedtorch.trust import verify
+from fedtorch.trust.kept import KeptLeaves
 from fedtorch.trust.keys import read_key
 from fedtorch.trust.merkle import LEAF, root
 from fedtorch.trust.receipts import ReceiptsFile, Signed
@@ -51,8 +55,8 @@ def test_checks_change_no_bit(is_secret: bool, places: Path) -> None:
     write_config(places, trust={}, **changes)
     ends_well(run(places, environ=SECRET))
     common = digest(places / "hub" / "run")
-    for verify in ("all", 0.5):
-        write_config(places, **checked(verify), **changes)
+    for share in ("all", 0.5):
+        write_config(places, **checked(share), **changes)
         ends_well(run(places, "never"))
         assert digest(places / "hub" / "run") == common
         file = ReceiptsFile(places / "south/run/trust/south/receipts.jsonl")
@@ -315,7 +319,7 @@ def as_party_that_is_shown_something_else(places: str) -> tuple[int, str]:
     if os.environ["RANK"] == "2":
         check = opened_leaves._Opening.check
 
-        def check_lies(self: Any, steps: OpenedSteps) -> None:
+        def check_lies(self: Any, steps: OpenedSteps) -> KeptLeaves:
             found: dict[str, str] = {}
             for name, (_, lie) in OPENED.items() if steps.context.round == 1 else ():
                 other = deepcopy(self)
@@ -325,7 +329,7 @@ def as_party_that_is_shown_something_else(places: str) -> tuple[int, str]:
                 except TrustError as error:
                     found[name] = str(error)
             Path(f"lies.{steps.context.round}.json").write_text(json.dumps(found))
-            check(self, steps)
+            return check(self, steps)
 
         opened_leaves._Opening.check = check_lies  # type: ignore[method-assign]
     return as_party(places)
@@ -337,3 +341,130 @@ def test_every_lie_of_an_opened_leaf_is_found(places: Path) -> None:
     found = json.loads((places / "south" / "lies.1.json").read_text())
     for name, (said, _) in OPENED.items():
         assert said in found.get(name, "it was believed"), (name, found.get(name))
+
+
+Changed = Callable[[Path, list[dict[str, Any]]], None]
+
+
+def in_text(kind: str, old: str, new: str) -> Changed:
+    """Change a word of the last text of a kind, by whoever can write the file."""
+
+    def change(folder: Path, lines: list[dict[str, Any]]) -> None:
+        line = [line for line in lines if line["kind"] == kind][-1]
+        assert old in line["text"], line["text"]
+        line["text"] = line["text"].replace(old, new)
+
+    return change
+
+
+def again_by_the_server(**changes: Any) -> Changed:
+    """Change the last record but one and sign it anew, as the server can; its digest is then another one."""
+
+    def change(folder: Path, lines: list[dict[str, Any]]) -> None:
+        line = [line for line in lines if line["kind"] == "record"][-2]
+        told = Signed.of(line).about
+        about = {name: value for name, value in told.items() if name not in ("kind", "party")} | changes
+        line.update(Signed.by(read_key(folder.parents[3] / "hub/own.key"), "record", "hub", about).sent())
+
+    return change
+
+
+def without(kind: str) -> Changed:
+    def change(folder: Path, lines: list[dict[str, Any]]) -> None:
+        lines.remove([line for line in lines if line["kind"] == kind][2])
+
+    return change
+
+
+def without_acknowledgements(folder: Path, lines: list[dict[str, Any]]) -> None:
+    """Two silos have said nothing of the record of the first round."""
+    record = Signed.of([line for line in lines if line["kind"] == "record"][1]).digest
+    found = [line for line in lines if line["kind"] == "acknowledgement" and record in line["text"]]
+    for line in [line for line in found if line["party"] in ("north", "west")]:
+        lines.remove(line)
+
+
+def another_order(folder: Path, lines: list[dict[str, Any]]) -> None:
+    records = [number for number, line in enumerate(lines) if line["kind"] == "record"]
+    lines[records[1]], lines[records[2]] = lines[records[2]], lines[records[1]]
+
+
+def another_leaf(name: str) -> Changed:
+    def change(folder: Path, lines: list[dict[str, Any]]) -> None:
+        path = sorted(folder.glob("leaves/*"))[0]
+        arrays = load_file(path)
+        arrays[name].view(np.uint8)[0] ^= 1
+        save_file(arrays, path)
+
+    return change
+
+
+CHANGES: dict[str, tuple[str, Changed]] = {
+    "a client": ("was not signed by `hub`", in_text("record", '"accepted":["north"', '"accepted":["norht"')),
+    "a weight": ("was not signed by `hub`", in_text("record", '"weights":["0x1.5', '"weights":["0x1.6')),
+    "a scale": ("was not signed by `hub`", in_text("record", '"scale":', '"scale":-')),
+    "the sum": ("was not signed by `hub`", in_text("record", '"sum":"', '"sum":"0')),
+    "the state": ("was not signed by `hub`", in_text("record", '"steps":3', '"steps":4')),
+    "a receipt": ("was not signed by", in_text("receipt", '"round":2', '"round":1')),
+    "an acknowledgement": ("was not signed by", in_text("acknowledgement", "oath/closing", "oath/gather")),
+    "a signature": ("was not signed by `hub`", lambda f, ls: ls[0].update(signature="00" * 64)),
+    "the order": ("but before it stands", another_order),
+    "a record less": ("but before it stands", without("record")),
+    "a receipt less": ("that the record of round 1 names is not there", without("receipt")),
+    "acknowledgements less": ("was acknowledged by 1 of 3 silos (south)", without_acknowledgements),
+    "a record that the server has signed anew": ("but before it stands", again_by_the_server(scale=1)),
+    "a number that is kept": ("is not of its sum", another_leaf("sums")),
+    "a tag that is kept": ("is not the sum of the parts", another_leaf("tags")),
+    "a path that is kept": ("is not of its sum", another_leaf("paths")),
+    "no key": ("the key of the tags", lambda f, ls: next(f.glob("tags.*.key")).unlink()),
+    "no list of members": ("name it with --members", lambda f, ls: next(f.glob("members.*")).unlink()),
+    "another list of members": (
+        "name it with --members",
+        lambda f, ls: next(f.glob("members.*")).open("a").write("# a word more") and None,
+    ),
+    "no text": ("line 3 of", lambda f, ls: ls.__setitem__(2, {"kind": "record"})),
+}
+
+
+def test_all_parties_can_verify_the_run_and_see_what_was_changed_since(
+    places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config(places, **checked("all"), rounds=3, server={"optimizer": "adam", "lr": 0.1})
+    ends_well(run(places))
+    capsys.readouterr()
+    for name in PARTIES.values():
+        assert verify.main([str(places / name / "run")]) == 0
+        said = capsys.readouterr().out
+        assert "records           4, rounds 1 to 3, in one chain" in said and "all of it is right" in said
+        assert ("of 12 leaves in 3 rounds" if name != "hub" else "no leaves are kept here") in said
+    before = places / "south/run"
+    for name, (expected, change) in CHANGES.items():
+        copied = places / "south" / "copy"
+        shutil.copytree(before, copied)
+        folder = copied / "trust/south"
+        lines = [json.loads(line) for line in (folder / "receipts.jsonl").read_text().splitlines()]
+        change(folder, lines)
+        (folder / "receipts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        code, told = verify.main([str(copied)]), capsys.readouterr()
+        assert (code in (8, 11)) and expected in told.err, (name, code, told)
+        shutil.rmtree(copied)
+
+
+def test_two_records_of_one_exchange_are_proof_against_the_server(
+    places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config(places, **checked("all"))
+    ends_well(run(places))
+    file = places / "north/run/trust/north/receipts.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    ours, other = str(places / "south/run"), places / "other.jsonl"
+    assert verify.main([ours, "--beside", str(file)]) == 0
+    in_text("record", '"scale":', '"scale":-')(file.parent, lines)
+    other.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert verify.main([ours, "--beside", str(other)]) == 0  # anybody can write that
+    again_by_the_server(scale=1)(file.parent, lines)
+    other.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert verify.main([ours, "--beside", str(other)]) == 11
+    assert "`hub` has signed two records of one exchange: the record of round 1" in capsys.readouterr().err
+    assert verify.main([str(places), "--beside", str(file)]) == 2
+    assert verify.main([ours, "--beside", "nowhere"]) == 2
