@@ -111,9 +111,14 @@ class Communicator(ABC):
         return self.rank == 0
 
     @property
+    def party(self) -> str:
+        """Name of this rank's party, where parties sign with keys of their own; empty: they do not."""
+        return ""
+
+    @property
     def swears(self) -> bool:
-        """Do parties sign with keys of their own, so that they can swear to what they have?"""
-        return False
+        """Do they, so that they can swear to what they have?"""
+        return bool(self.party)
 
     def begin_checks(self) -> None:
         """After `preflight`: let silos check sums from now on, with a key that all of them have but the server.

@@ -18,6 +18,7 @@ from fedtorch.core.mechanism import Mechanism, RoundFacts
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
 from fedtorch.privacy.clip import bound, exponent_of
+from fedtorch.privacy.secure_sum.answers import Answers
 from fedtorch.privacy.secure_sum.openings import Openings
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, TooFewPartiesError, threshold_of
 
@@ -36,6 +37,8 @@ class Masking:
     """round -> its parties in the first attempt, of which the threshold is a share"""
     count: int | None = None
     """how many parties the threshold is a share of, in every round and whoever is there; None: see `counts`"""
+    answers: Answers | None = None
+    """At a party that signs with a key of its own: what it has helped to unmask; None: nobody asks for it again."""
     attempt: int = 0
     """On the server: at the round under way. Another one has another cohort, so its sum is one of its own."""
 

@@ -124,7 +124,7 @@ class PrivacyConfig:
     gradient, silos add a share of the noise each, and the server sees the sum alone (`secure_sum`)."""
     colluders: Annotated[int, Field(ge=0)] = 1
     """How many silos may tell the server their parts under `noise_at: shared`; the noise of the others is enough. With
-    `trust.verify` as many may work with the server, and the others still have one past in common."""
+    `trust.members` as many may work with the server, and the others still have one past, and one sum of a round."""
     unit: Literal["row"] | Persons = "row"
     """Who is protected by `kind: record`: a row or `{column: patient, max_rows: 8}`, a person with all rows."""
     units: Mapping[str, Count] = field(default_factory=dict)

@@ -45,7 +45,7 @@ class Chain:
 
     @property
     def kept(self) -> KeptFiles:
-        """What it keeps beside its receipts."""
+        """Files that it keeps beside its receipts."""
         return KeptFiles(self.folder)
 
     @property
@@ -171,7 +171,7 @@ class Chain:
         return self.receipts.is_right(origin, self.witness.party)
 
     def _vouchers(self, begun: Signed, *, is_known: bool) -> list[Signed]:
-        """Of silos that have found right what the run goes on from: that they say so, signed; on all ranks.
+        """Have silos sign that they have found right what the run goes on from; their texts, on all ranks.
 
         Raises:
             TrustError: one has not signed it.
@@ -195,7 +195,7 @@ class Chain:
         return {"next": self.context.vectors.root, "state": self.state()}
 
     def state(self) -> dict[str, Any]:
-        """Of what the next step depends on beside the weights: steps taken, and the roots of vectors that are not 0."""
+        """Say what the next step depends on beside the weights: steps taken, the roots of vectors that are not 0."""
         server = self.context.server
         roots = {name: vector_root(tensor) for name, tensor in self.state_tensors().items() if tensor.any()}
         return {"steps": int(server.numbers.get(SERVER_STEPS, 0)), "tensors": roots}
@@ -244,5 +244,5 @@ def _words(text: str) -> tuple[float, ...]:
 
 
 def _text_of(words: Sequence[float]) -> str:
-    """The same back."""
+    """Turn such numbers back into digits."""
     return "".join(f"{int(word):0{_WORD}x}" for word in words)

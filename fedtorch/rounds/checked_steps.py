@@ -259,7 +259,7 @@ class CheckedSteps(Steps, ABC):
         return -(-len(self.context.vectors.flat) // LEAF)
 
     def step_of(self, about: Mapping[str, Any], numbers: Whole) -> Tensor:
-        """What the server steps along, of these numbers of the sum."""
+        """Make of these numbers of the sum what the server steps along."""
         context, count = self.context, len(about["accepted"])
         whole = torch.from_numpy(numbers.astype(np.float64))
         return context.mechanism.step_of(whole, about["scale"], count, context.vectors.flat.dtype)

@@ -22,7 +22,7 @@ class Steps:
         """Before the first round. resumed: does the run go on from a checkpoint?"""
 
     def oath(self) -> str:
-        """What parties with keys of their own swear to have in common before updates leave; empty where there are none.
+        """Say what parties with keys of their own swear to before updates leave; empty where there are no such parties.
 
         It is the digest of the weights from which clients have trained.
         """

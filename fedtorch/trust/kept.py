@@ -1,4 +1,4 @@
-"""What a party keeps beside its receipts, so that it can look at them again later: lists of members, keys, leaves."""
+"""Files that a party keeps beside its receipts, to look at them again later: lists of members, keys, leaves."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class KeptFiles:
         self._write(self._key(meeting), f"{key.hex()}\n".encode())
 
     def key(self, meeting: str) -> bytes | None:
-        """The same back; None: it was not kept here.
+        """Read such a key; None: it was not kept here.
 
         Raises:
             CheckpointError: others may read the file.
@@ -102,7 +102,7 @@ class KeptFiles:
             ) from error
 
     def leaves(self, record: str) -> KeptLeaves | None:
-        """The same back; None: none were kept.
+        """Read such leaves; None: none were kept.
 
         Raises:
             ValueError: the file is not as it was written.

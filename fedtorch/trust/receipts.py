@@ -1,4 +1,4 @@
-"""What parties sign of a round, and the file in which each keeps it: texts with signatures, as they were signed.
+"""Texts that parties sign of a round, with their signatures, and the file in which each party keeps them.
 
 Every line of the file is JSON: what kind of text it is, whose, the text itself and its signature. The text is JSON too,
 and is kept as the text that was signed: what is read and written again would be signed by nobody.
@@ -58,7 +58,7 @@ class Signed:
 
     @classmethod
     def unsigned(cls, kind: str, party: str, about: Mapping[str, Any]) -> Signed:
-        """The same without a signature."""
+        """Make such a text without a signature."""
         return cls(kind, party, canonical({**about, "kind": kind, "party": party}), "")
 
     @property
@@ -68,7 +68,7 @@ class Signed:
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the text says; nothing where it is none."""
+        """Entries of the text; none where it cannot be read."""
         if self.kind == "acknowledgement" and "\0" in self.text:  # one that was sworn at a meeting
             federation, _, key, value = [*self.text.split("\0"), "", "", ""][:4]
             weights, _, record = value.partition(" ")
@@ -108,7 +108,7 @@ class Signed:
         return self.kept.get("found") == "right"
 
     def found_right(self) -> Signed:
-        """The same, to be kept with the word that this party has found it right."""
+        """Make a copy that says, for this party's file, that it has found the text right."""
         return replace(self, kept={**self.kept, "found": "right"})
 
     def sent(self) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class ReceiptsFile:
 
     @property
     def evidence(self) -> Path:
-        """What a party keeps that has found something wrong."""
+        """File of a party that has found something wrong: with what it found and what the server had sent."""
         return self.path.with_name("evidence.json")
 
     def keep_evidence(self, why: str, told: Iterable[Signed]) -> None:

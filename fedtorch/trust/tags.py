@@ -80,7 +80,7 @@ def added(parts: Iterable[Words], leaves: int) -> Words:
 
 
 def negative(part: Words) -> Words:
-    """What adds up to 0 with it, modulo p."""
+    """Numbers that add up to 0 with these, modulo p."""
     return np.where(part == 0, np.uint64(0), np.uint64(P) - part)
 
 

@@ -26,7 +26,7 @@ from fedtorch.trust.tags import TagKey, added
 
 @dataclass
 class Verified:
-    """What was found of one party's files."""
+    """Findings in one party's files."""
 
     party: str
     """Whose they are."""

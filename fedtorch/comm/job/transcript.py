@@ -53,6 +53,11 @@ class Transcript:
         return cls(store, rank, signature) if isinstance(signature, PartySignature) else None
 
     @property
+    def party(self) -> str:
+        """Name of this party."""
+        return self.signature.known.parties[self.rank]
+
+    @property
     def nonce(self) -> str:
         """The word of this party, which nobody has drawn before: the public key of `pair`."""
         return self.pair.public.hex()
@@ -90,7 +95,7 @@ class Transcript:
         self._words.update({int(rank): word for rank, word in nonces.items()})
 
     def witness(self, rendezvous: Rendezvous, lost: Collection[int]) -> Witness:
-        """What this party needs to check sums: the first silo draws a key, and seals it for each of the others.
+        """Make what this party needs to check sums: the first silo draws a key, and seals it for each of the others.
 
         lost: ranks that are away.
 

@@ -1,4 +1,4 @@
-"""What a party needs to take part in sums that silos check, and what became of the last one."""
+"""A witness: key and names that a party needs in sums that silos check, and what became of the last one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Exchanged:
 
 @dataclass
 class Witness:
-    """What a party needs for that."""
+    """A party in sums that silos check."""
 
     identity: Identity
     """This party, and who the others are."""
@@ -66,7 +66,7 @@ class Witness:
         return Signed.by(self.identity.key, kind, self.party, self._whole(about))
 
     def unsigned(self, kind: str, party: str, about: Mapping[str, Any]) -> Signed:
-        """The same text of another party, for its signature."""
+        """Make the text that another party signs, without its signature."""
         return Signed.unsigned(kind, party, self._whole(about))
 
     def _whole(self, about: Mapping[str, Any]) -> dict[str, Any]:

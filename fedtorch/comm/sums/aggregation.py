@@ -114,6 +114,8 @@ class Aggregation:
     """Masking of a secure sum, beside which nothing may be asked of a rank; None: there is no secure sum."""
     witness: Witness | None
     """Where silos check the sums: what this party needs for that. Then each of them sends one sum, or a masked part."""
+    sworn: str = ""
+    """What all parties have sworn to before; empty where they do not sign with keys of their own."""
     is_secret: bool = False
     """Does every rank learn of its own terms alone?"""
 

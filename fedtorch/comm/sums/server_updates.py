@@ -24,6 +24,7 @@ from fedtorch.comm.sums.local_updates import reduce_sum
 from fedtorch.comm.sums.masked import Damaged, collect
 from fedtorch.comm.sums.reproducible import Accumulator, SumScale
 from fedtorch.comm.sums.sum_ways import Exchange, choose
+from fedtorch.comm.sums.witnessed import ServersPart
 from fedtorch.comm.transport.digests import DAMAGED, WindowDigest, window_digest
 from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.process_group import Transfer
@@ -239,6 +240,8 @@ class DistributedUpdates(AcceptedUpdates):
         witnessed = self._aggregation.servers_part(scale, len(out))
         dtype = SUM_DTYPE if any(each.weight is None for each in remote) else self.dtype
         arriving = self._arriving(remote, dtype, len(out))
+        if witnessed is not None:
+            arriving = witnessed.watching(arriving, [each.rank for each in remote])
         accumulator = Accumulator(min(len(out), WINDOW), self.dtype, self._aggregation.local.sums)
         squares = [0.0] * len(remote)
         digests: list[int] = []
@@ -249,8 +252,6 @@ class DistributedUpdates(AcceptedUpdates):
             for place, each in enumerate(remote):
                 part = next(arriving)
                 incoming = WindowDigest(len(part), part.dtype)
-                if witnessed is not None:
-                    witnessed.see_part(each.rank, part.numpy())
                 if each.weight is not None:
                     accumulator.add(part, each.weight, incoming=incoming)
                 elif place + 1 < len(remote) or witnessed is not None:
@@ -264,9 +265,7 @@ class DistributedUpdates(AcceptedUpdates):
             if not remote or remote[-1].weight is not None or witnessed is not None:
                 accumulator.result(out[start:stop])
         give_back(self._group)
-        self._compare(remote, digests, squares, check)
-        if witnessed is not None:
-            witnessed.finish([each.rank for each in remote])
+        self._compare(remote, digests, squares, check, witnessed)
         check.see_sum(accumulator.squares, out)
         self._aggregation.meter.count("up", "aggregate", physical=out.numel() * dtype.itemsize * len(remote))
 
@@ -288,9 +287,14 @@ class DistributedUpdates(AcceptedUpdates):
             idle.append(buffer)
 
     def _compare(
-        self, remote: Sequence[Incoming], digests: Sequence[int], squares: Sequence[float], check: SumCheck
+        self,
+        remote: Sequence[Incoming],
+        digests: Sequence[int],
+        squares: Sequence[float],
+        check: SumCheck,
+        witnessed: ServersPart | None,
     ) -> None:
-        """Compare what came with what was sent and reported. digests: of the windows, as they came."""
+        """Compare what came with what was sent, reported and signed. digests: of the windows, as they came."""
         damaged = self._damaged(remote, digests)
         for place, each in enumerate(remote):
             if each.weight is not None:
@@ -299,6 +303,8 @@ class DistributedUpdates(AcceptedUpdates):
                 check.see_part(each.rank, each.clients, squares[place])
             if place in damaged:
                 check.see_damage(each.rank, each.clients)
+        if witnessed is not None:
+            witnessed.finish([each.rank for each in remote])
 
     def _damaged(self, remote: Sequence[Incoming], digests: Sequence[int]) -> set[int]:
         """The places in `remote` of which a window is not what was sent."""

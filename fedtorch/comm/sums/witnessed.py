@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from fedtorch.comm.job.witness import Terms, Witness
 from fedtorch.comm.transport.group import Group
@@ -93,6 +95,12 @@ class ServersPart:
     def see_part(self, rank: int, window: npt.NDArray[Any]) -> None:
         """The next window of a rank's part, as it came."""
         self._hashes.setdefault(rank, []).extend(leaves(window))
+
+    def watching(self, arriving: Iterator[Tensor], ranks: Sequence[int]) -> Iterator[Tensor]:
+        """Pass the windows on, and look at each. ranks: whose they are, in turn."""
+        for rank, window in zip(cycle(ranks), arriving, strict=False):
+            self.see_part(rank, window.numpy())
+            yield window
 
     def see_sum(self, start: int, window: npt.NDArray[Any]) -> None:
         """Take the sum of all parts, whole numbers, from `start` on."""

@@ -26,9 +26,9 @@ def a_clip_has_a_use(plan: Plan) -> None:
 def colluders_have_a_use(plan: Plan) -> None:
     """Refuse a number of colluders that nobody counts with."""
     config = plan.config
-    if config.privacy.kind == "none" and config.trust.verify is None and config.privacy.colluders != 1:
+    if config.privacy.kind == "none" and config.trust.members is None and config.privacy.colluders != 1:
         raise ConfigError(
-            "privacy.colluders is set but privacy.kind is none and trust.verify is not set; remove privacy.colluders, "
+            "privacy.colluders is set but privacy.kind is none and trust.members is not set; remove privacy.colluders, "
             "or set one of them"
         )
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.algorithms.sums import why_not_ahead
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.overrides import overrides
+from fedtorch.privacy.secure_sum.terms import threshold_of
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
 
@@ -20,6 +23,22 @@ def each_party_is_one_rank(plan: Plan) -> None:
 def updates_wait_until_all_have_signed(plan: Plan) -> None:
     """Refuse sums that begin early, for which updates leave before all have signed which weights they got."""
     check_order(plan.config)
+
+
+def the_threshold_allows_one_list(plan: Plan) -> None:
+    """Refuse a secure sum whose threshold lets a server name two lists of survivors, each to enough silos."""
+    privacy, count = plan.config.privacy, len(plan.topology.workers)
+    if privacy.secure_sum is None:
+        return
+    needed = threshold_of(privacy.secure_sum.threshold, count)
+    if 2 * needed <= count + privacy.colluders:
+        least = (count + privacy.colluders) // 2 + 1
+        raise ConfigError(
+            f"trust.members is set but privacy.secure_sum.threshold {privacy.secure_sum.threshold:g} of {count} silos "
+            f"comes to {needed} answers, which with {privacy.colluders} silos that work with the server "
+            f"(privacy.colluders) can be had twice, for two sums of one round; set the threshold to "
+            f"{math.ceil(100 * least / count) / 100:g} or more"
+        )
 
 
 def checked_rounds_are_sums(plan: Plan) -> None:
@@ -87,7 +106,7 @@ def check_order(config: Config) -> None:
 SUBJECT = Subject(
     "Parties with keys of their own",
     applies=lambda plan: plan.config.trust.members is not None,
-    of_plan=(each_party_is_one_rank, updates_wait_until_all_have_signed),
+    of_plan=(each_party_is_one_rank, updates_wait_until_all_have_signed, the_threshold_allows_one_list),
 )
 CHECKED = Subject(
     "Sums and steps that silos check",
