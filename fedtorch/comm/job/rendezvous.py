@@ -13,7 +13,14 @@ from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.liveness import Liveness
 from fedtorch.comm.job.notes import read_note, read_verdict
 from fedtorch.comm.job.store import Store
-from fedtorch.core.errors import DeadlineError, FedtorchError, ForgedNoteError, PreflightError, error_of_code
+from fedtorch.core.errors import (
+    DeadlineError,
+    FedtorchError,
+    ForgedNoteError,
+    PreflightError,
+    TrustError,
+    error_of_code,
+)
 
 _KINDS: dict[str, type[FedtorchError]] = {
     "deadline": DeadlineError,
@@ -124,7 +131,7 @@ class Rendezvous:
             self._liveness.beat()
             try:
                 self._liveness.check([rank for rank, key in keys.items() if not self._store.has([key])])
-            except DeadlineError:
+            except (DeadlineError, TrustError):
                 if not self._store.has(list(keys.values())):  # its last act may have been to set the key
                     raise
         return True
@@ -146,7 +153,7 @@ class Rendezvous:
             self._liveness.beat()
             try:
                 self._liveness.check([rank for rank in ranks if not self._links.wait(name, [rank], 0.0)])
-            except DeadlineError:
+            except (DeadlineError, TrustError):
                 if not self._links.wait(name, ranks, 0.0):  # its last act may have been to send it
                     raise
             # over a long wire a look takes some trips, which must not be what this rank does when the note comes
