@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,12 +10,24 @@ from typing import Any, cast
 
 import pytest
 from harness import make_config
+from torch import Tensor
 from toy import Quadratic
 
+from fedtorch.algorithms.base import Algorithm, Updates, Way
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.algorithms.feddyn import FedDyn
+from fedtorch.algorithms.scaffold import Scaffold
+from fedtorch.compression.settings import ExchangeConfig
+from fedtorch.config.clients import ClientsConfig
 from fedtorch.config.schema import Config, SystemConfig, TrustConfig
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.places import Places
+from fedtorch.core.server import ServerState
+from fedtorch.core.weights import Layout
+from fedtorch.privacy.settings import PrivacyConfig, SecureSum
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import trust
+from fedtorch.train.job import ClientJob
 
 PINNED: dict[str, Any] = {"placement": "pinned", "pinned_to": "rank", "pinned": {"a": 1, "b": 2}}
 
@@ -54,3 +67,95 @@ def test_the_rules_are_for_parties_alone() -> None:
     for settings, applies in ((TrustConfig(), False), (TrustConfig("members.yaml"), True)):
         of = cast(Plan, SimpleNamespace(config=replace(config, trust=settings)))
         assert trust.SUBJECT.applies(of) is applies
+
+
+def checked(algorithm: Algorithm | None = None, **sections: Any) -> Plan:
+    """A plan of three silos that check all, with another algorithm or other sections."""
+    task = Quadratic(clients={name: (1.0, 0.0, 4) for name in ("a", "b", "c")})
+    config = make_config(Path("run"), task, **({"algorithm": algorithm} if algorithm else {}))
+    system = SystemConfig(placement="pinned", pinned_to="rank", pinned={"a": 1, "b": 2, "c": 3})
+    trusted = replace(config, system=system, trust=TrustConfig("members.yaml", verify="all"), **sections)
+    return Plan.of(trusted, 4)
+
+
+def test_what_silos_can_repeat_may_be_checked() -> None:
+    for plan_ in (checked(), checked(FedAvg(weights="size")), checked(Scaffold()), checked(FedDyn())):
+        for rule in trust.CHECKED.of_plan:
+            rule(plan_)
+
+
+class Looks(FedAvg):
+    """Looks at single updates."""
+
+    def aggregate(self, updates: Updates, weights: Sequence[float]) -> Tensor:
+        return next(iter(updates))
+
+
+class Parts(FedAvg):
+    """Sends a part of its vectors."""
+
+    def places(self, way: Way, layout: Layout, client: str, round: int) -> Places | None:
+        return None
+
+
+class Trains(FedAvg):
+    """Has a server that trains."""
+
+    def server_train(self, server: ServerState, job: ClientJob | None) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        (Looks(), "combines updates"),
+        (FedAvg(weights="loss_reduction"), "has weights that are known only when"),
+        (Parts(), "of whose vectors only parts travel"),
+        (Trains(), "whose server trains, which silos cannot repeat"),
+    ],
+)
+def test_rounds_that_are_no_sum_are_not_checked(algorithm: Algorithm, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"trust.verify is set but.*{said}"):
+        trust.checked_rounds_are_sums(checked(algorithm))
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"paradigm": "local"}, "paradigm is local"),
+        ({"exchange": ExchangeConfig(bits=4)}, "exchange.bits is 4"),
+        ({"clients": ClientsConfig(sampling="size_proportional", per_round=2)}, "draws clients more than once"),
+    ],
+)
+def test_other_ways_of_a_round_are_not_checked(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"trust.verify is set but {said}|trust.verify is set but.*{said}"):
+        trust.checked_rounds_are_sums(checked(**sections))
+
+
+def test_noise_is_not_checked() -> None:
+    config = checked().config
+    noised = replace(config, privacy=PrivacyConfig(kind="client", clip=1.0, noise_multiplier=1.0, delta=0.01))
+    with pytest.raises(ConfigError, match="privacy.kind is client"):
+        trust.checked_rounds_have_no_noise(cast(Plan, SimpleNamespace(config=noised)))
+
+
+def test_a_server_with_clients_would_check_itself() -> None:
+    of = SimpleNamespace(config=checked().config, topology=SimpleNamespace(workers=((0,), (1,))))
+    with pytest.raises(ConfigError, match="the server has clients of its own"):
+        trust.the_server_of_checked_rounds_only_serves(cast(Plan, of))
+
+
+@pytest.mark.parametrize(
+    ("threshold", "colluders", "fits"), [(1.0, 1, True), (0.8, 1, True), (0.51, 1, False), (0.51, 0, True)]
+)
+def test_a_threshold_of_which_there_could_be_two_lists_is_refused(threshold: float, colluders: int, fits: bool) -> None:
+    """Of five silos .51 are three; two lists of three have one silo in common, which may work with the server."""
+    privacy = PrivacyConfig(clip=1.0, secure_sum=SecureSum(threshold=threshold), colluders=colluders)
+    workers = tuple((rank,) for rank in range(1, 6))
+    config = replace(checked().config, privacy=privacy)
+    of = cast(Plan, SimpleNamespace(config=config, topology=SimpleNamespace(workers=workers)))
+    if fits:
+        trust.the_threshold_allows_one_list(of)
+        return
+    with pytest.raises(ConfigError, match="can be had twice.*set the threshold to 0.8 or more"):
+        trust.the_threshold_allows_one_list(of)
