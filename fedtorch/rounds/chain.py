@@ -23,10 +23,11 @@ from fedtorch.trust.merkle import vector_root
 from fedtorch.trust.receipts import FILE, FOLDER, NOTHING, ReceiptsFile, Signed, is_enough
 
 _WORD = 8  # hexadecimal digits in a number of a message
+_BYTES = 6  # of a text in one; a float has all whole numbers of 53 bits
 
 
 class Chain:
-    """This party's side. All ranks call `begin` and `broadcast` alike."""
+    """This party's side. All ranks call `begin` alike."""
 
     def __init__(self, context: RoundContext, witness: Witness) -> None:
         self.context, self.witness = context, witness
@@ -83,12 +84,12 @@ class Chain:
         def answer(gathered: list[Packet]) -> Sequence[Packet]:
             have = {_text_of(message.lists["words"]) for message in gathered} - {NOTHING}
             told.extend(self._missing(known, have, context.round))
-            return self.announced(told)
+            return self._announced(told)
 
         mine = context.message("numbers", lists={"words": _words(known[-1].digest if known else NOTHING)})
         met = context.members.exchange("records", [mine], answer, may_stop=False)
         have = {record.digest for record in known}
-        told = [record for record in self.broadcast(told, met.answered) if record.digest not in have]
+        told = [record for record in self._broadcast(told, met.answered) if record.digest not in have]
         if not told:
             raise TrustError("the server sends no record of where the run begins")
         witness.run = str(told[-1].about.get("run"))
@@ -205,14 +206,36 @@ class Chain:
         exchanged = self.context.algorithm.exchanged_vectors
         return {n: t for n, t in self.context.server.tensors.items() if n != BEST and n not in exchanged}
 
-    def announced(self, told: Sequence[Signed]) -> list[Packet]:
-        """On the server: how long what follows is."""
-        return [self.context.message("numbers", numbers={"bytes": len(_packed(told))})]
+    def told(self, texts: Sequence[Signed]) -> list[Packet]:
+        """On the server: texts as numbers, so that they go with the answer of a meeting, and take no trip of their own.
 
-    def broadcast(
-        self, told: Sequence[Signed], announced: Sequence[Packet], sums: Tensor | None = None
-    ) -> list[Signed]:
-        """The server's texts, and before them its sum, on all ranks.
+        They have to be few: a message has a limit.
+        """
+        data = _packed(texts)
+        numbers = [float(int.from_bytes(data[at : at + _BYTES], "big")) for at in range(0, len(data), _BYTES)]
+        return [self.context.message("numbers", numbers={"bytes": len(data)}, lists={"text": tuple(numbers)})]
+
+    def heard(self, answered: Sequence[Packet]) -> list[Signed]:
+        """Turn such numbers back into texts.
+
+        Raises:
+            TrustError: they are none.
+        """
+        try:
+            (message,) = answered
+            left, data = int(message.numbers["bytes"]), b""
+            for number in message.lists["text"]:
+                data += int(number).to_bytes(min(left - len(data), _BYTES), "big")
+            return _unpacked(data)
+        except (KeyError, ValueError, OverflowError) as error:
+            raise TrustError(f"what the server sends as its record cannot be read: {error}") from None
+
+    def _announced(self, texts: Sequence[Signed]) -> list[Packet]:
+        """On the server: how long what follows is."""
+        return [self.context.message("numbers", numbers={"bytes": len(_packed(texts))})]
+
+    def _broadcast(self, texts: Sequence[Signed], announced: Sequence[Packet]) -> list[Signed]:
+        """The server's texts, however many, on all ranks.
 
         Raises:
             TrustError: they are none.
@@ -220,22 +243,21 @@ class Chain:
         context = self.context
         data = torch.zeros(int(announced[0].numbers["bytes"]), dtype=torch.uint8)
         if context.comm.is_server:
-            data = torch.frombuffer(bytearray(_packed(told)), dtype=torch.uint8)
-
-        def send() -> None:
-            for vector in (data,) if sums is None else (sums, data):
-                context.comm.broadcast(vector, numbers=0)
-
-        context.members.retry_on_loss("record", send)
-        try:
-            found = [Signed.of(line) for line in json.loads(data.numpy().tobytes())]
-        except (ValueError, TypeError, RecursionError) as error:
-            raise TrustError(f"what the server sends as its record cannot be read: {error}") from None
-        return found
+            data = torch.frombuffer(bytearray(_packed(texts)), dtype=torch.uint8)
+        context.members.retry_on_loss("records", lambda: context.comm.broadcast(data, numbers=0))
+        return _unpacked(data.numpy().tobytes())
 
 
-def _packed(told: Sequence[Signed]) -> bytes:
-    return json.dumps([each.sent() for each in told]).encode()
+def _packed(texts: Sequence[Signed]) -> bytes:
+    return json.dumps([each.sent() for each in texts]).encode()
+
+
+def _unpacked(data: bytes) -> list[Signed]:
+    """Raises TrustError: it is no list of signed texts."""
+    try:
+        return [Signed.of(line) for line in json.loads(data)]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise TrustError(f"what the server sends as its record cannot be read: {error}") from None
 
 
 def _words(text: str) -> tuple[float, ...]:

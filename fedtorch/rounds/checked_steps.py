@@ -99,10 +99,12 @@ class CheckedSteps(Steps, ABC):
             told = [*exchanged.receipts.values(), self._of_round(exchanged, decision)]
             self.chain.receipts.add(told)
             sums = self._shown(exchanged)
-        meeting = partial(context.comm.meet, "record", answer=lambda _: self.chain.announced(told), vector=sums)
+        meeting = partial(context.comm.meet, "record", answer=lambda _: self.chain.told(told), vector=sums)
         context.comm.heartbeat(phase="record", round=context.round)
         met = context.members.meet("record", meeting, may_stop=False)
-        told = self.chain.broadcast(told, met.answered, sums)
+        told = self.chain.heard(met.answered)
+        if sums is not None:
+            context.members.retry_on_loss("record", partial(context.comm.broadcast, sums, numbers=0))
         if context.comm.is_server:
             self._answer(told[-1])
         else:
