@@ -19,6 +19,7 @@ from fedtorch.core.scores import COUNT
 from fedtorch.core.version import VERSION
 from fedtorch.tracking.card import CardFacts, write_card
 from fedtorch.tracking.privacy_statement import promise
+from fedtorch.tracking.trust_statement import checked
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ def _facts(config: Config, usage: Mapping[str, str], results: Mapping[str, Any],
             "transformers": transformers.__version__,
         },
         privacy=promise(said),
+        checked=checked(results.get("trust", {})),
         attack=_attack(config),
         is_one_clients=bool(client),
     )

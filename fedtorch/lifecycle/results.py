@@ -59,6 +59,7 @@ def table(built: BuiltRun, result: Result, memory: Memory) -> dict[str, Any]:
         "lost": result.lost,
         "task": built.task.record() if built.config.privacy.kind == "none" else built.task.public_record(),
         **({"privacy": _privacy(built, result)} if result.privacy else {}),
+        **({"trust": result.trust} if result.trust else {}),
         **({"attack": asdict(built.config.attack)} if built.config.attack.clients else {}),
     }
 

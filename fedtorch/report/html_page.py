@@ -15,6 +15,7 @@ from fedtorch.report.html_scores import clients_table, runs_table, scores_table,
 from fedtorch.report.html_style import SORT, STYLE
 from fedtorch.report.html_table import Cell, framed, note, section, table
 from fedtorch.tracking.privacy_statement import promise
+from fedtorch.tracking.trust_statement import checked
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 """What a browser may load: nothing but what stands in the page, whatever else should be in it."""
@@ -34,6 +35,7 @@ def html_page(title: str, groups: Sequence[Group], metric: str, found: Found | N
         f"<h1>{escape(title)}</h1><p>{escape(_head(groups))}</p>",
         section("Runs", runs_table(groups, metric)),
         section("Privacy", _privacy(groups)),
+        section("Checked by the silos", _checked(groups)),
         section("What sets them apart", _apart(groups)),
         section("Curves", curves(groups, metric)),
         section(f"All scores{where}", scores_table(groups, metric)),
@@ -61,6 +63,12 @@ def _privacy(groups: Sequence[Group]) -> str:
     """A line for each run that promised something."""
     runs = [run for group in groups for run in group.runs if run.privacy]
     return "".join(f"<p>{escape(run.name)}: {escape(promise(run.privacy))}</p>" for run in runs)
+
+
+def _checked(groups: Sequence[Group]) -> str:
+    """A line for each run whose server was checked."""
+    runs = [run for group in groups for run in group.runs if run.trust]
+    return "".join(f"<p>{escape(run.name)}: {escape(checked(run.trust))}</p>" for run in runs)
 
 
 def _apart(groups: Sequence[Group]) -> str:

@@ -272,6 +272,19 @@ class CheckedSteps(Steps, ABC):
             f"{self.chain.receipts.evidence}"
         )
 
+    def summary(self) -> dict[str, Any]:
+        """Members, what was checked, and the record that the run ends with."""
+        members = self.witness.identity.members
+        return {
+            "federation": members.federation,
+            "members": members.digest,
+            "server": self.chain.server,
+            "silos": [name for name in self.witness.identity.parties.values() if name != self.chain.server],
+            "verify": self.context.config.trust.verify,
+            "rounds": len({record.about["round"] for record in self.chain.receipts.records() if record.is_of_round}),
+            "record": self.chain.last,
+        }
+
     def end(self) -> None:
         """Swear to the last record too."""
         context = self.context

@@ -34,3 +34,5 @@ class Result:
     """clients of workers that were lost -> rounds that had been drawn with them"""
     privacy: dict[str, Any] = field(default_factory=dict)
     """what is promised to clients and what it came to; empty where nothing is"""
+    trust: dict[str, Any] = field(default_factory=dict)
+    """who has checked the server's sums and steps; empty where nobody does"""

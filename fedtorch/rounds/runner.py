@@ -259,6 +259,7 @@ class Runner:
             self.saving.save(is_last=True)
         result.scores = self.evaluation.at_the_end()
         result.privacy = context.mechanism.summary(context.server) if context.comm.is_server else {}
+        result.trust = self.steps.summary()
         result.each = self.evaluation.each if context.comm.is_server else {}
         result.best_round, result.client_rounds = self.evaluation.best.round, self.evaluation.rounds
         self._track_scores(result.scores, final=True)

@@ -45,6 +45,8 @@ class CardFacts:
     """metric -> (figure over all rows, rows)"""
     privacy: str = NOTHING
     """what protected clients"""
+    checked: str = ""
+    """what parties have checked of the server's work; empty: nothing"""
     attack: str = ""
     """how some of them cheated, on purpose: the end of a sentence"""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -105,6 +107,7 @@ def _table(facts: CardFacts) -> list[tuple[str, str]]:
         ("trained by", f"`{facts.algorithm}`, {facts.rounds} rounds, {best}"),
         ("trained on", f"{rows} of {facts.clients} clients{facts.attack}"),
         ("protection", facts.privacy),
+        *([("checked", facts.checked)] if facts.checked else []),
         ("versions", ", ".join(f"{name} {version}" for name, version in facts.versions.items())),
         ("config", f"sha256 `{facts.digest}`"),
     ]

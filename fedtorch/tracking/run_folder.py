@@ -96,8 +96,16 @@ class Run:
     @property
     def privacy(self) -> Mapping[str, Any]:
         """Part `privacy` of results.json; empty where nothing was promised, or the run is not over."""
+        return self._of_results("privacy")
+
+    @property
+    def trust(self) -> Mapping[str, Any]:
+        """Part `trust` of results.json; empty where nobody checked the server, or the run is not over."""
+        return self._of_results("trust")
+
+    def _of_results(self, part: str) -> Mapping[str, Any]:
         results = self.of_kind("result")
-        return results[-1].get("privacy", {}) if results else {}
+        return results[-1].get(part, {}) if results else {}
 
     @property
     def trained(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from fedtorch.core.scores import LOSS, sharers
 from fedtorch.core.terminal import PlainConsole
 from fedtorch.tracking.privacy_statement import promise
 from fedtorch.tracking.run_folder import BESIDE, Evaluation, Pair, Run, companions, read_run
+from fedtorch.tracking.trust_statement import checked
 
 MOST_NAMED = 10
 """Clients that are named in a line."""
@@ -80,6 +81,8 @@ def _after(run: Run, counting: Evaluation | None, metric: str | None, console: C
         console.print(f"records: {run.gap}")
     if run.privacy:
         console.print(f"privacy: {promise(run.privacy)}")
+    if run.trust:
+        console.print(f"checked: {checked(run.trust)}")
     if not has_commands:
         return
     here = shlex.quote(str(run.folder))

@@ -103,6 +103,11 @@ class Signed:
         return all(name in about and about[name] == value for name, value in expected.items())
 
     @property
+    def is_of_round(self) -> bool:
+        """Is it a record of a round, and not of where a run begins or goes on?"""
+        return self.kind == "record" and "begins" not in self.about
+
+    @property
     def is_right(self) -> bool:
         """Has this party found right what the text says?"""
         return self.kept.get("found") == "right"

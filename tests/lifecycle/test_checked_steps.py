@@ -26,6 +26,7 @@ from fedtorch.rounds import opened_leaves
 from fedtorch.rounds.aggregation import Decision
 from fedtorch.rounds.checked_steps import CheckedSteps
 from fedtorch.rounds.opened_leaves import OpenedSteps
+from fedtorch.tracking.trust_statement import checked as checked_by
 from fedtorch.trust import verify
 from fedtorch.trust.kept import KeptLeaves
 from fedtorch.trust.keys import read_key
@@ -437,6 +438,11 @@ def test_all_parties_can_verify_the_run_and_see_what_was_changed_since(
         said = capsys.readouterr().out
         assert "records           4, rounds 1 to 3, in one chain" in said and "all of it is right" in said
         assert ("of 12 leaves in 3 rounds" if name != "hub" else "no leaves are kept here") in said
+    said = json.loads((places / "hub/run/results.json").read_text())["trust"]
+    assert (said["silos"], said["verify"], said["rounds"]) == (["north", "south", "west"], "all", 3)
+    assert "sum and step of 3 rounds by the silos north, south, west (all leaves), federation test" in checked_by(said)
+    assert checked_by({**said, "verify": 0.05, "rounds": 1}).startswith("sum and step of 1 round by the silos")
+    assert "5 % of the leaves" in checked_by({**said, "verify": 0.05}) and checked_by({}) == ""
     before = places / "south/run"
     for name, (expected, change) in CHANGES.items():
         copied = places / "south" / "copy"

@@ -1,0 +1,19 @@
+"""What parties with keys of their own have checked of a run, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def checked(said: Mapping[str, Any]) -> str:
+    """One sentence. said: `trust` of results.json; empty where nothing was checked."""
+    if not said:
+        return ""
+    silos, verify = ", ".join(said["silos"]), said["verify"]
+    share = "all leaves" if verify == "all" else f"{100 * float(verify):g} % of the leaves, drawn by the silos"
+    rounds = f"{said['rounds']} round{'s' * (said['rounds'] != 1)}"
+    return (
+        f"sum and step of {rounds} by the silos {silos} ({share}), federation {said['federation']}, server "
+        f"{said['server']}; last record {said['record'][:16]}"
+    )
