@@ -24,6 +24,7 @@ from fedtorch.comm.job.witness import Exchanged
 from fedtorch.core.errors import TrustError
 from fedtorch.rounds import opened_leaves
 from fedtorch.rounds.aggregation import Decision
+from fedtorch.rounds.chain import Chain
 from fedtorch.rounds.checked_steps import CheckedSteps
 from fedtorch.rounds.opened_leaves import OpenedSteps
 from fedtorch.tracking.trust_statement import checked as checked_by
@@ -49,7 +50,7 @@ def checked(verify: str | float) -> dict[str, Any]:
     return {"trust": {"members": "members.yaml", "key": "own.key", "verify": verify}}
 
 
-@pytest.mark.parametrize("is_secret", [False, True])
+@pytest.mark.parametrize("is_secret", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_checks_change_no_bit(is_secret: bool, places: Path) -> None:
     changes: dict[str, Any] = SECURE if is_secret else {}
     changes = changes | {"server": {"optimizer": "adam", "lr": 0.1}}
@@ -84,7 +85,7 @@ def as_party_of_a_lying_server(places: str) -> tuple[int, str]:
     return as_party(places)
 
 
-@pytest.mark.parametrize(("verify", "is_secret"), [("all", True), (0.999, False)])
+@pytest.mark.parametrize(("verify", "is_secret"), [("all", True), pytest.param(0.999, False, marks=pytest.mark.slow)])
 def test_a_sum_that_is_not_that_of_the_parts_ends_the_run_in_that_round(
     verify: str | float, is_secret: bool, places: Path
 ) -> None:
@@ -237,7 +238,10 @@ def chain(places: Path, party: str) -> list[Signed]:
     return ReceiptsFile(places / "run/trust" / party / "receipts.jsonl").signed
 
 
-@pytest.mark.parametrize("fault", ["kill:phase=train,rank=1,round=2", "kill:phase=record,rank=0,round=2"])
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param("kill:phase=train,rank=1,round=2", marks=pytest.mark.slow), "kill:phase=record,rank=0,round=2"],
+)
 def test_killed_anywhere_the_chain_goes_on(fault: str, places: Path) -> None:
     common = {"run": {"dir": str(places / "run"), "name": "parties"}, "checkpoint": {"every": 2}, "rounds": 4}
     changes = {**common, **CHECKED, "server": {"optimizer": "adam", "lr": 0.1}}
@@ -265,6 +269,7 @@ def as_party_that_is_awaited(places: str) -> tuple[int, str]:
     return as_party(places)
 
 
+@pytest.mark.slow
 def test_a_silo_that_was_lost_comes_back_to_the_chain(places: Path) -> None:
     common = {"run": {"dir": str(places / "run"), "name": "parties"}, "rounds": 4}
     write_config(places, **common, **CHECKED, clients=GOES_ON, privacy={"colluders": 0})
@@ -474,3 +479,41 @@ def test_two_records_of_one_exchange_are_proof_against_the_server(
     assert "`hub` has signed two records of one exchange: the record of round 1" in capsys.readouterr().err
     assert verify.main([str(places), "--beside", str(file)]) == 2
     assert verify.main([ours, "--beside", "nowhere"]) == 2
+
+
+def as_party_of_a_server_that_goes_on_elsewhere(places: str) -> tuple[int, str]:
+    """Its checkpoint has weights that no round came to."""
+    if os.environ["RANK"] == "0":
+        begin = Chain.begin
+
+        def begin_elsewhere(self: Chain, *, resumed: bool) -> None:
+            if resumed:
+                self.context.server.weights[0] += 1
+            begin(self, resumed=resumed)
+
+        Chain.begin = begin_elsewhere  # type: ignore[method-assign]
+    return as_party(places)
+
+
+@pytest.mark.slow
+def test_a_server_cannot_go_on_from_what_nobody_has_checked(places: Path) -> None:
+    """Not from weights of its own, nor after its lie was found, whatever it has signed meanwhile."""
+    common = {"run": {"dir": str(places / "run"), "name": "parties"}, "checkpoint": {"every": 1}}
+    write_config(places, **common, **CHECKED)
+    ended = expect_exit(as_party_of_a_lying_server, len(PARTIES), str(places))
+    assert [outcome.exit_code or outcome.result[0] for outcome in ended] == [11] * len(PARTIES)
+    told = refused_again(places)
+    assert "has found something wrong in this run before" in told
+    for path in (places / "run/trust").glob("*/evidence.json"):
+        path.unlink()
+    ended = expect_exit(as_party_of_a_server_that_goes_on_elsewhere, len(PARTIES), str(places))
+    assert 11 in [outcome.exit_code or outcome.result[0] for outcome in ended[1:]]
+    log = (places / "run/log.rank1.txt").read_text()
+    assert "from weights or a state that no record before says, so that nobody has checked" in log
+    ends_well(run(places))  # the last that was right
+
+
+def refused_again(places: Path) -> str:
+    ended = expect_exit(as_party, len(PARTIES), str(places))
+    assert 11 in [outcome.exit_code or outcome.result[0] for outcome in ended[1:]]
+    return (places / "run/log.rank1.txt").read_text()
