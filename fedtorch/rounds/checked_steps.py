@@ -12,6 +12,7 @@ So nothing leaves a silo after a round that it has not found right. `WholeSteps`
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -36,6 +37,8 @@ from fedtorch.trust.merkle import LEAF, leaves, levels, path, root
 from fedtorch.trust.receipts import Signed, is_enough
 from fedtorch.trust.tags import Whole, Words, added, drawn_leaves
 
+log = logging.getLogger(__name__)
+
 
 class CheckedSteps(Steps, ABC):
     """The server's steps, on all ranks, each with a record that silos look at."""
@@ -43,6 +46,8 @@ class CheckedSteps(Steps, ABC):
     def __init__(self, context: RoundContext, witness: Witness) -> None:
         super().__init__(context)
         self.witness, self.chain = witness, Chain(context, witness)
+        self._delivered: list[str] = []
+        """clients of the round whose reports are right; on a silo its own"""
 
     def begin(self, *, resumed: bool) -> None:
         """Agree on where the run begins, or goes on; see `Chain.begin`."""
@@ -75,6 +80,7 @@ class CheckedSteps(Steps, ABC):
                 "again with all silos, or have those that are gone taken out of the list of members"
             )
         self.chain.receipts.add(signed)
+        self._delivered = [report.client for report in reports if report.is_ok]
         self.witness.last, draws = None, {client.name: count for client, count in cohort}
         if self.context.mechanism.public_exponent is None:
             own = {r.client: (self._weight(r, draws.get(r.client, 1)), r.max_abs) for r in reports if r.is_ok}
@@ -109,6 +115,12 @@ class CheckedSteps(Steps, ABC):
             self._answer(told[-1])
         else:
             self._check_round(told, exchanged, sums)
+            if left_out := sorted({*self._delivered} - {*told[-1].about["accepted"]}):
+                log.warning(
+                    "round %d: the server has left out %s, whose report was right; its record says so to all parties",
+                    context.round + 1,
+                    ", ".join(left_out),
+                )
         self.chain.record = told[-1]
         self._stepped()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +22,12 @@ from torch import Tensor
 
 from fedtorch.comm.job.witness import Exchanged
 from fedtorch.core.errors import TrustError
-from fedtorch.rounds import opened_leaves
+from fedtorch.core.update import Report
+from fedtorch.rounds import aggregation, opened_leaves
 from fedtorch.rounds.aggregation import Decision
 from fedtorch.rounds.chain import Chain
 from fedtorch.rounds.checked_steps import CheckedSteps
+from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.opened_leaves import OpenedSteps
 from fedtorch.tracking.trust_statement import checked as checked_by
 from fedtorch.trust import verify
@@ -517,3 +519,28 @@ def refused_again(places: Path) -> str:
     ended = expect_exit(as_party, len(PARTIES), str(places))
     assert 11 in [outcome.exit_code or outcome.result[0] for outcome in ended[1:]]
     return (places / "run/log.rank1.txt").read_text()
+
+
+def as_party_of_a_server_that_leaves_one_out(places: str) -> tuple[int, str]:
+    """It says that north's report was not right."""
+    if os.environ["RANK"] == "0":
+        decide = aggregation._decide
+
+        def decide_otherwise(context: RoundContext, reports: Sequence[Report], known: Mapping[str, str]) -> Decision:
+            return decide(context, reports, {**known, "north": "it is not liked"} if context.round == 1 else known)
+
+        aggregation._decide = decide_otherwise
+    return as_party(places)
+
+
+@pytest.mark.slow
+def test_a_silo_that_is_left_out_is_told_so_by_the_record(places: Path) -> None:
+    write_config(places, **checked(0.5))
+    told = run_ranks(as_party_of_a_server_that_leaves_one_out, len(PARTIES), str(places))
+    ends_well(told)
+    log = (places / "north/run/log.rank1.txt").read_text()
+    assert "round 2: the server has left out north, whose report was right" in log
+    assert "round 1: the server has left out" not in log
+    records = ReceiptsFile(places / "south/run/trust/south/receipts.jsonl").records()
+    assert [record.about.get("accepted") for record in records][1:] == [["north", "south", "west"], ["south", "west"]]
+    assert all(verify.main([str(places / name / "run")]) == 0 for name in PARTIES.values())
