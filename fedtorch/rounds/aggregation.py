@@ -119,13 +119,19 @@ def _combine(context: RoundContext, decision: Decision) -> None:
             opened: Updates = updates
             if (packing := context.packing) is not None:
                 opened = PackedUpdates(updates, context.updates, packing.unpack, packing.layout)
+            rules = context.algorithm, context.server
+            looks = context.comm.witness is None  # else there are no single updates to measure anything of
             decision.combined = context.mechanism.combine(
-                opened, lambda updates: _combined(context.algorithm, context.server, updates, decision)
+                opened, lambda updates: _combined(*rules, updates, decision, looks=looks)
             )
 
 
-def _combined(algorithm: Algorithm, server: ServerState, updates: Updates, decision: Decision) -> Tensor:
+def _combined(
+    algorithm: Algorithm, server: ServerState, updates: Updates, decision: Decision, *, looks: bool
+) -> Tensor:
     """The updates in the algorithm's own way; `decision` is told weights, figures and what was kept of each client.
+
+    looks: may the algorithm look at single updates, to measure something?
 
     Raises:
         RefusedUpdatesError: there are clients without whom it has to be done again.
@@ -141,7 +147,8 @@ def _combined(algorithm: Algorithm, server: ServerState, updates: Updates, decis
     if not updates.is_finite(combined):
         why = "it is one of those that came to NaN or infinity together"
         raise RefusedUpdatesError({report.client: why for report in updates.reports})
-    decision.figures, decision.kept = dict(algorithm.measure(server, updates, weights)), dict(updates.kept)
+    decision.figures = dict(algorithm.measure(server, updates, weights)) if looks else {}
+    decision.kept = dict(updates.kept)
     return combined
 
 

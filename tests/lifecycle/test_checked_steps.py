@@ -544,3 +544,15 @@ def test_a_silo_that_is_left_out_is_told_so_by_the_record(places: Path) -> None:
     records = ReceiptsFile(places / "south/run/trust/south/receipts.jsonl").records()
     assert [record.about.get("accepted") for record in records][1:] == [["north", "south", "west"], ["south", "west"]]
     assert all(verify.main([str(places / name / "run")]) == 0 for name in PARTIES.values())
+
+
+@pytest.mark.slow
+def test_an_adapter_is_trained_and_checked(places: Path) -> None:
+    """Of which the server would otherwise measure what averaging loses, from single updates."""
+    write_config(places, **checked("all"))
+    for name in PARTIES.values():
+        config = json.loads((places / name / "config.yaml").read_text())
+        config["task"]["model"]["adapter"] = {"r": 2, "targets": ["query", "value"]}
+        (places / name / "config.yaml").write_text(json.dumps(config))
+    ends_well(run(places))
+    assert verify.main([str(places / "north/run")]) == 0

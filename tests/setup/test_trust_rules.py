@@ -23,6 +23,7 @@ from fedtorch.config.schema import Config, SystemConfig, TrustConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.places import Places
 from fedtorch.core.server import ServerState
+from fedtorch.core.settings import ServerConfig
 from fedtorch.core.weights import Layout
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
 from fedtorch.setup.plan import Plan
@@ -130,6 +131,21 @@ def test_rounds_that_are_no_sum_are_not_checked(algorithm: Algorithm, said: str)
 def test_other_ways_of_a_round_are_not_checked(sections: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=f"trust.verify is set but {said}|trust.verify is set but.*{said}"):
         trust.checked_rounds_are_sums(checked(**sections))
+
+
+def test_a_share_of_the_leaves_wants_steps_of_leaves() -> None:
+    def of(algorithm: Algorithm, optimizer: str = "none", share: Any = 0.05) -> Plan:
+        found = checked(algorithm, server=ServerConfig(optimizer=optimizer, lr=None if optimizer == "none" else 0.01))  # type: ignore[arg-type]
+        return replace(found, config=replace(found.config, trust=TrustConfig("members.yaml", verify=share)))
+
+    for optimizer in ("none", "sgd", "adam", "yogi", "adagrad"):
+        trust.a_leaf_can_be_stepped_alone(of(FedAvg(), optimizer))
+    trust.a_leaf_can_be_stepped_alone(of(Scaffold(), share="all"))
+    for algorithm in (Scaffold(), FedDyn()):
+        with pytest.raises(ConfigError, match="whose step needs whole vectors; set trust.verify to all"):
+            trust.a_leaf_can_be_stepped_alone(of(algorithm))
+    with pytest.raises(ConfigError, match="server.optimizer is adamw"):
+        trust.a_leaf_can_be_stepped_alone(of(FedAvg(), "adamw"))
 
 
 def test_noise_is_not_checked() -> None:

@@ -65,6 +65,19 @@ def checked_rounds_are_sums(plan: Plan) -> None:
         )
 
 
+def a_leaf_can_be_stepped_alone(plan: Plan) -> None:
+    """Refuse to check a share of the leaves where the server's step of one depends on others."""
+    config, algorithm = plan.config, plan.algorithm
+    if config.trust.verify == "all":
+        return
+    why = f"trust.verify is {config.trust.verify} but "
+    name = config.algorithm_name or type(algorithm).__name__
+    if overrides(type(algorithm), "server_update", Algorithm) or algorithm.exchanged_vectors != ("weights",):
+        raise ConfigError(f"{why}algorithm.name is {name}, whose step needs whole vectors; set trust.verify to all")
+    if config.server.optimizer == "adamw":
+        raise ConfigError(f"{why}server.optimizer is adamw, whose decay differs by parameter; set trust.verify to all")
+
+
 def checked_rounds_have_no_noise(plan: Plan) -> None:
     """Refuse checks under noise: the server's own must stay its secret, and that of silos is not checked yet."""
     if (kind := plan.config.privacy.kind) != "none":
@@ -111,5 +124,10 @@ SUBJECT = Subject(
 CHECKED = Subject(
     "Sums and steps that silos check",
     applies=lambda plan: plan.config.trust.verify is not None,
-    of_plan=(checked_rounds_are_sums, checked_rounds_have_no_noise, the_server_of_checked_rounds_only_serves),
+    of_plan=(
+        checked_rounds_are_sums,
+        a_leaf_can_be_stepped_alone,
+        checked_rounds_have_no_noise,
+        the_server_of_checked_rounds_only_serves,
+    ),
 )
