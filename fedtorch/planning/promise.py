@@ -117,6 +117,20 @@ def _silos_table(terms: Mapping[str, SiloTerms], rounds: int) -> list[str]:
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
+def _against(plan: Plan, needed: int) -> str:
+    """Against whom a secure sum hides parts. needed: answers that open it."""
+    if plan.config.trust.members is None:
+        return (
+            f"  against a server that follows the protocol and fewer than {needed} workers with it; not against one "
+            "that does not, nor differences between rounds"
+        )
+    colluders = plan.config.privacy.colluders
+    return (
+        f"  against any server with {colluders} of the silos (privacy.colluders): every sum that is opened has "
+        f"the parts of {needed - colluders} others or more in it; not against differences between rounds"
+    )
+
+
 def describe_public_sum(plan: Plan) -> str:
     """Say what the sum becomes, for `--dry-run`; empty where sums are as always."""
     config = plan.config.privacy
@@ -136,7 +150,6 @@ def describe_public_sum(plan: Plan) -> str:
         "where clients keep any and disks are shared",
         "  refused with it: robust rules, weights by size or loss (Lorar), SCAFFOLD and other rules that look at one "
         "update, compressed messages, limits on norms, a server that trains clients, single updates on their way",
-        "  against a server that follows the protocol and fewer than "
-        f"{needed} workers with it; not against one that does not, nor differences between rounds",
+        _against(plan, needed),
     ]
     return "\n".join(lines)

@@ -25,6 +25,7 @@ from fedtorch.core.places import Places
 from fedtorch.core.server import ServerState
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.weights import Layout
+from fedtorch.planning.promise import describe_public_sum
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import trust
@@ -175,3 +176,12 @@ def test_a_threshold_of_which_there_could_be_two_lists_is_refused(threshold: flo
         return
     with pytest.raises(ConfigError, match="can be had twice.*set the threshold to 0.8 or more"):
         trust.the_threshold_allows_one_list(of)
+
+
+def test_a_dry_run_says_against_whom_a_secure_sum_hides() -> None:
+    privacy = PrivacyConfig(clip=1.0, secure_sum=SecureSum(threshold=1.0))
+    alone = checked(privacy=privacy)
+    assert "any server with 1 of the silos (privacy.colluders)" in describe_public_sum(alone)
+    assert "the parts of 2 others or more" in describe_public_sum(alone)
+    common = replace(alone, config=replace(alone.config, trust=TrustConfig()))
+    assert "against a server that follows the protocol and fewer than 3 workers" in describe_public_sum(common)
