@@ -25,6 +25,7 @@ import fedtorch.report.__main__
 import fedtorch.setup.data_check
 import fedtorch.setup.data_partition
 import fedtorch.setup.data_prepare
+import fedtorch.setup.digest
 import fedtorch.setup.init
 import fedtorch.setup.predict
 import fedtorch.trust.new_key
@@ -54,6 +55,7 @@ FUNCTIONS = {
     "predict": fedtorch.setup.predict.main,
     "bench": fedtorch.planning.bench.main,
     "keys new": fedtorch.trust.new_key.main,
+    "digest": fedtorch.setup.digest.main,
     "audit": fedtorch.audit.__main__.main,
     "chat": fedtorch.chat.__main__.main,
 }
@@ -130,7 +132,7 @@ def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsy
         (
             "train",
             "choose one of run, local, sweep, slurm, serve, join, init, data prepare, data prepare own, data check, "
-            "data partition, keys new, report, export, predict, bench, audit, chat",
+            "data partition, keys new, digest, report, export, predict, bench, audit, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),
