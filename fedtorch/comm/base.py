@@ -161,7 +161,7 @@ class Communicator(ABC):
         """
 
     def refuse(self, told: str, code: int) -> None:  # noqa: B027  # nobody else is there
-        """On the server alone: end the others, which raise an error of this code with this text where they meet next.
+        """On one rank: end the others, which raise an error of this code with this text where they meet next.
 
         Waits until they have come there, or one of them is known to be lost. The job is over then.
         """

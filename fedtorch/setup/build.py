@@ -180,13 +180,15 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     return _whole(plan, placement, engine, remarks)
 
 
-def rebuild(config: Config) -> BuiltRun:
-    """A run that is over, in one process on the CPU, to look at its models: no client's rows are read.
+def rebuild(config: Config, num_ranks: int = 1) -> BuiltRun:
+    """A run that is over, or has not begun, in one process on the CPU, to look at it: no client's rows are read.
+
+    num_ranks: of the job that is looked at.
 
     Raises:
         ConfigError, DataError: the model, its vocabulary or the data's manifest cannot be read.
     """
-    plan = Plan.of(config, 1)
+    plan = Plan.of(config, num_ranks)
     engine = make_engine(
         config,
         lambda: plan.task.build_model(config.run.seed),
