@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from fedtorch.comm.job.parties import Identity
 from fedtorch.comm.job.public import refuse_public
 from fedtorch.comm.job.signing import VARIABLE, job_secret, read_secret
 from fedtorch.comm.job.store import OPTION as ADDRESS_OPTION
@@ -136,50 +137,63 @@ def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side)
 
     name: of the launcher. option: by which the server's address was given, without dashes.
     """
-    request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
-    try:
-        site = Site.of(args)  # before code of others is imported
-        config = request.load()
-        given = getattr(args, option)
-        place = address(given, f"--{option}", config)
-        ranks = silos(config)
-        if config.clients.min_silos is None:
-            request = replace(request, overrides=(*request.overrides, f"clients.min_silos={MIN_SILOS}"))
+    with ExitStack() as left:
+        try:
+            site = Site.of(args)  # before code of others is imported
+            if site is not None:
+                left.callback(site.close)
+            request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
             config = request.load()
-        rank, told = side(config, ranks)
-        if site is not None:
-            site.judge(config, ranks[rank], size=len(ranks) + 1)
-            if args.dry_run:
-                return site.show()
-        command = _command(name, args, [f"--{option}", given, *(["--silo", args.silo] if rank else [])])
-        secret, signs = _proof(config, rank, args)
-        print("\n".join([*told, *signs]), flush=True)
-        environ = environment(rank, len(ranks) + 1, place, f"--{option}", secret, command, stays_s(config))
-        who = " and ".join(ranks.get(rank, ()))
-        if rank:
-            environ[SILO] = who
-        taking_part: AbstractContextManager[dict[str, str]] = nullcontext({})
-        if site is not None:
-            taking_part = site.taking_part(config)
-        with taking_part as given_by_site:
-            kept = Kept(request.arguments(), {**environ, **given_by_site}, config.folder, say(prog))
-            return _kept(kept, args.max_restarts, config, who, command)
-    except FedtorchError as error:
-        return print_error(error, prog)
+            given = getattr(args, option)
+            place = address(given, f"--{option}", config)
+            ranks = silos(config)
+            if config.clients.min_silos is None:
+                request = replace(request, overrides=(*request.overrides, f"clients.min_silos={MIN_SILOS}"))
+                config = request.load()
+            rank, told = side(config, ranks)
+            if site is not None:
+                site.judge(config, ranks[rank], size=len(ranks) + 1)
+                if args.dry_run:
+                    return site.show()
+            command = _command(name, args, [f"--{option}", given, *(["--silo", args.silo] if rank else [])])
+            secret, party = _proof(config, rank, args, {} if site is None else site.environ)
+            print("\n".join([*told, *_signs(party, rank)]), flush=True)
+            environ = environment(rank, len(ranks) + 1, place, f"--{option}", secret, command, stays_s(config))
+            who = " and ".join(ranks.get(rank, ()))
+            if rank:
+                environ[SILO] = who
+            if site is not None and party is not None:
+                environ |= site.taking_part(config, party.parties[rank], rank)
+            kept = Kept(request.arguments(), environ, config.folder, say(prog))
+            code = _kept(kept, args.max_restarts, config, who, command)
+            if site is not None:
+                site.check()
+            return code
+        except FedtorchError as error:
+            return print_error(error, prog)
 
 
-def _proof(config: Config, rank: int, args: argparse.Namespace) -> tuple[str, list[str]]:
-    """The secret that all sides share, none where each has a key of its own; and what is said of these keys.
+def _signs(party: Identity | None, rank: int) -> list[str]:
+    """Say who this side is, where it has a key of its own."""
+    return [] if party is None else [f"this side signs as {party.parties[rank]}; {party.described}"]
+
+
+def _proof(
+    config: Config, rank: int, args: argparse.Namespace, environ: Mapping[str, str]
+) -> tuple[str, Identity | None]:
+    """The secret that all sides share, none where each has a key of its own; then who this side is.
+
+    environ: names its gate, where it has one.
 
     Raises:
         PreflightError: there is neither, or this side may not take part.
     """
     secret = read_secret(args.secret_file) if args.secret_file else os.environ.get(VARIABLE, "")
-    if (party := identity_of(config, rank)) is not None:
-        return "", [f"this side signs as {party.parties[rank]}; {party.described}"]
+    if (party := identity_of(config, rank, environ=environ)) is not None:
+        return "", party
     if secret:
         job_secret({VARIABLE: secret}, config.folder)  # long enough?
-        return secret, []
+        return secret, None
     raise PreflightError(
         f"{VARIABLE} is not set, or empty, and there is no --secret-file; make one (openssl rand -hex 32), "
         "give it to every silo by another way than this wire, and set it to the same on all of them; or let "

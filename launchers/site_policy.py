@@ -6,14 +6,17 @@ import argparse
 import json
 import os
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, PolicyError, error_of_code
+from fedtorch.core.version import PACKAGE
 from fedtorch.lifecycle.asked_run import asked_of
 from fedtorch.lifecycle.policy_refusal import VARIABLE as REFUSES
 from fedtorch.setup.code import codes_of
@@ -21,9 +24,12 @@ from fedtorch.trust.members import read_members
 from fedtorch.trust.policy.asked import Asked
 from fedtorch.trust.policy.decisions import Decisions
 from fedtorch.trust.policy.file import Policy, read_policy
+from fedtorch.trust.policy.gate import Side
 from fedtorch.trust.policy.judge import Line, judge, judge_code, refuse, told_of
+from fedtorch.trust.policy.remote import VARIABLE as GATE
+from fedtorch.trust.policy.remote import ask
 
-from .fork_server import SIGNALS
+from .fork_server import CLOSE_S, SIGNALS
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +54,12 @@ class Site:
     """As on the command line."""
     is_dry: bool
     """Is all of it only said?"""
-    lines: list[Line] = field(default_factory=list)
-    """What the policy says to the run, once that is known."""
+    lines: list[Line]
+    """What the policy says to the run; of code alone until all is known."""
+    gate: Process | None = None
+    """Holds this side's key; None: all is only said."""
+    asked: Asked | None = None
+    """What the run asks for, once that is known."""
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Site | None:
@@ -67,9 +77,11 @@ class Site:
         code = tuple((each.digest, each.what) for each in codes_of(args.config, args.set))
         lines = list(judge_code(policy, replace(_NOTHING, code=code)))
         site = cls(args.silo, policy, code, args.resume, args.dry_run, lines)
-        if args.dry_run and site.is_refused:
+        if site.is_dry and site.is_refused:
             site.show()
         refuse(site.lines, site.name)
+        if not site.is_dry:
+            site.gate = Process.start(args.policy)
         return site
 
     @property
@@ -92,7 +104,10 @@ class Site:
         find = asked_of if self.is_dry else _ask_apart
         found = find(config, clients, size, is_new=self.resume == "never")
         members = read_members(Path(config.trust.members)).digest
-        self.lines = judge(self.policy, replace(found, code=self.code, members=f"sha256:{members}"))
+        self.asked = replace(found, code=self.code, members=f"sha256:{members}")
+        self.lines = judge(self.policy, self.asked)
+        if self.gate is not None and config.trust.key is not None:
+            self.gate.ask({"ask": "key", "path": str(Path(config.trust.key).absolute())})
 
     def show(self) -> int:
         """Print all lines; returns the exit code, that of a refusal if one of them is one."""
@@ -101,18 +116,82 @@ class Site:
         print(f"{refused} of {len(self.lines)} lines refuse the run" if refused else "no line refuses the run")
         return PolicyError.exit_code if refused else 0
 
-    @contextmanager
-    def taking_part(self, config: Config) -> Iterator[dict[str, str]]:
-        """While the rank runs; variables for its environment. A rank whose site refuses runs only to tell the others.
+    @property
+    def environ(self) -> dict[str, str]:
+        """Variables for a process of this side, by which it finds the gate."""
+        return {} if self.gate is None else self.gate.environ
 
-        Raises:
-            PolicyError: on leaving, where the site refuses.
+    def taking_part(self, config: Config, party: str, rank: int) -> dict[str, str]:
+        """Tell the gate what it is the gate of; variables for the rank, which where the site refuses only says so.
+
+        party: name of this side's member.
         """
+        assert self.gate is not None and self.asked is not None and config.trust.members is not None
         Decisions(config.folder).judged(self.lines)
-        if self.is_refused:
-            print("the policy refuses this run; the others are told so once they are there", flush=True)
-        yield {REFUSES: told_of(self.name)} if self.is_refused else {}
+        names = tuple(config.system.pinned)
+        clients = tuple(name for name in names if config.system.pinned[name] == rank)
+        side = Side(read_members(Path(config.trust.members)).federation, party, rank, clients, names)
+        about = {"side": asdict(side), "asked": asdict(self.asked), "folder": str(config.folder.absolute())}
+        begun = self.gate.ask({"ask": "begin", **about})
+        if not (self.is_refused or begun["is_refused"]):
+            return self.environ
+        print("the policy refuses this run; the others are told so once they are there", flush=True)
+        return {**self.environ, REFUSES: told_of(party)}
+
+    def check(self) -> None:
+        """Raises PolicyError if the site refuses the run; names its lines."""
         refuse(self.lines, self.name)
+
+    def close(self) -> None:
+        """End the gate."""
+        if self.gate is not None:
+            self.gate.close()
+
+
+@dataclass(frozen=True)
+class Process:
+    """A gate as a process of its own, started before anything that a config names is imported."""
+
+    process: subprocess.Popen[bytes]
+    """The gate."""
+    connection: socket.socket
+    """To it."""
+
+    @classmethod
+    def start(cls, policy: Path) -> Process:
+        """A gate that has read its policy and has yet to be told what it is the gate of."""
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "fedtorch.lifecycle.gate", "--policy", str(policy)]
+        path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]))
+        environ = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}  # nothing from the working directory
+        with there:
+            process = subprocess.Popen(
+                [*command, "--socket", str(there.fileno())],
+                pass_fds=[there.fileno()],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # the terminal's Ctrl-C is the rank's to answer, which signs until it ends
+            )
+        os.set_inheritable(here.fileno(), True)
+        return cls(process, here)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Variables for a process that was forked from this one."""
+        return {GATE: str(self.connection.fileno())}
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """The gate's answer; FedtorchError where it refuses, or has ended."""
+        return ask(self.connection, question)
+
+    def close(self) -> None:
+        """End it; it ends by itself once nobody has the other end."""
+        self.connection.close()
+        try:
+            self.process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
 
 _NOTHING = Asked((), 0, (), 0, 0)
@@ -134,7 +213,7 @@ def _ask_apart(config: Config, clients: Sequence[str], size: int, *, is_new: boo
         raise FedtorchError("the process that was to find out what the run asks for was killed") from None
     if "error" in found:
         raise error_of_code(found["code"], found["error"])
-    return Asked(**{name: _tuples(value) for name, value in found.items()})
+    return Asked.read(found)
 
 
 def _answer(writer: int, config: Config, clients: Sequence[str], size: int, is_new: bool) -> None:
@@ -150,7 +229,3 @@ def _answer(writer: int, config: Config, clients: Sequence[str], size: int, is_n
     with os.fdopen(writer, "wb") as answer:
         answer.write(json.dumps(told).encode())
     os._exit(0)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -166,6 +166,13 @@ class Communicator(ABC):
         Waits until they have come there, or one of them is known to be lost. The job is over then.
         """
 
+    def pass_updates(self, local: UpdateBuffer, reports: Sequence[Report], *, round: int) -> None:  # noqa: B027
+        """Where this side has a gate: let it measure the updates of these reports, of which nothing has left yet.
+
+        Raises:
+            PolicyError: one of them must not leave.
+        """
+
     @abstractmethod
     def enable_loss_recovery(self) -> None:
         """From now on the loss of a rank other than the server is not the end, if the config says so.

@@ -243,8 +243,14 @@ class DistributedCommunicator(Communicator):
         return self._transcript is not None
 
     def refuse(self, told: str, code: int) -> None:
-        """Tell every rank that this one refuses the job, as the base class says."""
+        """As the base class says."""
         self._rendezvous.refuse(told, code)
+
+    def pass_updates(self, local: UpdateBuffer, reports: Sequence[Report], *, round: int) -> None:
+        """Let the gate measure updates, as the base class says."""
+        for report in reports:
+            if report.status == "ok" and report.client in local:
+                self._store.signature.pass_update(report.client, round, local.get(report.client))
 
     def enable_loss_recovery(self) -> None:
         """Go on without lost workers; where `join` was not told `recovers` nothing changes."""

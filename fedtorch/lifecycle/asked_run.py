@@ -70,7 +70,8 @@ def asked_of(config: Config, clients: Sequence[str], num_ranks: int, *, is_new: 
         clip=None if config.privacy.adaptive is not None else config.privacy.first_clip or None,
         clips_updates=not of_record,
         verified=_verified(config),
-        declared=tuple(config.privacy.units.get(name, 1) for name in own) if of_record else (),
+        declared=_declared(config, own) if of_record else (),
+        figures=("noised_steps", *built.algorithm.limits.public_numbers) if of_record else (),
         initial=_initial(built) if vectors else "",
     )
 
@@ -106,6 +107,15 @@ def _is_scored(built: BuiltRun, mechanism: Mechanism, clients: Sequence[str]) ->
     """Do scores of the silo's rows leave, with noise or without?"""
     splits = {built.config.eval.split, built.config.eval.final_split}
     return mechanism.shows_scores or any(mechanism.counts(name, split) for name in clients for split in splits)
+
+
+def _declared(config: Config, clients: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of units that the config gives these clients, and of none where it gives none."""
+    privacy, found = config.privacy, set[int]()
+    for name in clients:
+        found.add(privacy.units.get(name, 1))
+        found |= set(privacy.eval.units.get(name, {}).values()) if privacy.eval is not None else set()
+    return tuple(sorted(found))
 
 
 def _verified(config: Config) -> float:

@@ -167,6 +167,7 @@ class Runner:
         self.saving.finish()
         with context.timed("train"):
             self._finish_evaluation()
+            context.comm.pass_updates(context.updates, own, round=context.round)
             oath = context.vectors.root if context.comm.swears else ""
             gathered = members.meet("gather", partial(context.comm.gather_reports, own, oath=oath))
         with context.timed("aggregate"):

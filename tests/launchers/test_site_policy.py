@@ -125,7 +125,10 @@ def test_code_that_the_policy_does_not_name_is_not_even_imported(
     ("options", "said"),
     [
         (["--policy", "none.yaml"], "--policy is none.yaml, which cannot be read"),
-        (["--policy", "policy.yaml", "--set", "trust.members=null", "trust.key=null"], "--policy is given but trust.members is not set"),
+        (
+            ["--policy", "policy.yaml", "--set", "trust.members=null", "trust.key=null"],
+            "--policy is given but trust.members is not set",
+        ),
         (["--dry-run"], "--dry-run goes with --policy FILE"),
     ],
 )
@@ -135,6 +138,26 @@ def test_what_cannot_be_ends_with_code_2(
     monkeypatch.chdir(places / "south")
     where = ["--config", "config.yaml", "--server", "127.0.0.1:1", "--silo", "south"]
     assert main(["join", *where, *options]) == 2 and said in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_run_goes_through_a_gate_to_its_end_with_the_same_bits(places: Path) -> None:
+    digests = set()
+    for words in ([], ["--policy", "policy.yaml"]):
+        port = free_port()
+        started = {name: start(places, name, port, "--resume", "never") for name in PARTIES.values() if name != "south"}
+        started["south"] = start(places, "south", port, "--resume", "never", *words)
+        found = ended(started)
+        assert {name: code for name, (code, _) in found.items()} == dict.fromkeys(started, 0), found
+        digests.add(json.loads((places / "hub" / "run" / "results.json").read_text())["digest"])
+    assert len(digests) == 1
+    decisions = [json.loads(line) for line in (places / "south" / "run" / "policy.jsonl").read_text().splitlines()]
+    updates = [each for each in decisions if "root" in each]
+    assert [each["at"] for each in updates] == ["round 0", "round 1"] and {each["client"] for each in updates} == {
+        "south"
+    }
+    assert {each["verdict"] for each in decisions} <= {"allowed", "not asked for"}
 
 
 @pytest.mark.slow

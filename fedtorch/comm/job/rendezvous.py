@@ -46,7 +46,7 @@ class Rendezvous:
     """Every rank sends a note; the server reads them all and answers with one verdict for everybody.
 
     A verdict with `error` is raised on every rank. Notes and verdicts are signed, for this meeting alone; what goes
-    with them as mail is not.
+    with them as mail is only where parties sign with keys of their own.
     """
 
     def __init__(self, store: Store, links: Links, liveness: Liveness) -> None:
@@ -187,10 +187,10 @@ class Rendezvous:
             ForgedNoteError: it did not write that.
         """
         text, _, mail = self._links.take(name, rank).partition(_END)
-        return self._store.signature.check(f"{name}/{rank}", text.decode("utf-8", "replace"), rank), mail
+        return self._store.signature.check(f"{name}/{rank}", text.decode("utf-8", "replace"), rank, mail), mail
 
     def _tell(self, name: str, rank: int, told: Mapping[str, Any], mail: bytes) -> None:
-        signed = self._store.signature.sign(f"{name}/{self._rank}", json.dumps(told))
+        signed = self._store.signature.sign(f"{name}/{self._rank}", json.dumps(told), mail)
         self._links.send(rank, name, signed.encode() + _END + mail)
 
     def _send_or_stay(self, name: str, note: Mapping[str, Any], mail: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,21 @@ class Asked:
     """The share of the server's work that is checked."""
     declared: tuple[int, ...] = ()
     """Numbers of examples that the config itself declares, so that a report with one tells nothing."""
+    figures: tuple[str, ...] = ()
+    """Names of further numbers of a report that follow from the config and from noised steps alone."""
     code: tuple[tuple[str, str], ...] = ()
     """sha256:... of all code that runs, and which it is."""
     members: str = ""
     """sha256:... of the list of members."""
     initial: str = ""
     """sha256:... of the weights that this side would start from by itself; empty: not known."""
+
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> Asked:
+        """Facts that `dataclasses.asdict` has written and JSON has made lists of."""
+        return cls(**{name: tuples(value) for name, value in data.items()})
+
+
+def tuples(value: Any) -> Any:
+    """The value with a tuple in place of each list."""
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
