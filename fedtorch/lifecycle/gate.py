@@ -88,11 +88,11 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch gate")
     parser.add_argument("--policy", type=Path, required=True, metavar="FILE", help="of this site")
     parser.add_argument("--socket", type=int, required=True, metavar="NUMBER", help="of the open socket to `join`")
     args = parser.parse_args(arguments)
-    if sys.platform == "linux":  # other processes of the user can then not read its memory
-        ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0)
     try:
-        connection = socket.socket(fileno=args.socket)
-        serve(connection, Answers(read_policy(args.policy)))
+        answers, connection = Answers(read_policy(args.policy)), socket.socket(fileno=args.socket)
+        if sys.platform == "linux":  # other processes of the user can then not read its memory
+            ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0)
+        serve(connection, answers)
     except OSError as error:
         print(f"{prog}: --socket is {args.socket}, which is no open socket ({error.strerror})", file=sys.stderr)
         return FedtorchError.exit_code

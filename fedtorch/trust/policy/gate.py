@@ -159,7 +159,10 @@ class Gate:
         return found
 
     def _note(self, text: bytes) -> Note | None:
-        parts = text.decode("utf-8", "surrogatepass").split("\0")
+        try:
+            parts = text.decode("utf-8", "surrogatepass").split("\0")
+        except UnicodeDecodeError:
+            return None
         if len(parts) != 4 or parts[0] != self.side.federation:  # noqa: PLR2004
             return None
         return read_note(parts[2], parts[3], rank=self.side.rank, clients=(*self.side.clients, _HIDDEN))
