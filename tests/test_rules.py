@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "api": {"audit", "cli", "lifecycle", "setup", "report", "tasks", "models", "data", "tracking", "config", "core"},
     # attacks: what a round sends, and what a run's model says
     "audit": {"report", "setup", "rounds", "tasks", "models", "checkpoint", "comm", "privacy", "config", "core"},
-    "lifecycle": {"setup", "rounds", "checkpoint", "comm", "trust", "tracking", "config", "core"},
+    "lifecycle": {"setup", "rounds", "checkpoint", "comm", "trust", "privacy", "tracking", "config", "core"},
     # what a run will do and cost, before it
     "planning": {"setup", "rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "privacy", "config", "core"},
     "setup": {
@@ -52,7 +52,7 @@ ROOMS: dict[str, set[str]] = {
     "report": {"tracking", "metrics", "privacy", "config", "core"},
     "data": {"metrics", "text", "core"},
     "comm": {"trust", "privacy", "compression", "core"},
-    "trust": {"core"},  # who the parties of a federation are
+    "trust": {"privacy", "core"},  # who the parties of a federation are, and what they sign
     "config": {"core"},
     "checkpoint": {"core"},
     "compression": {"core"},

@@ -16,6 +16,7 @@ from typing_extensions import Self
 from fedtorch.comm.job.arrivals import Arrivals
 from fedtorch.comm.job.faults import Faults
 from fedtorch.comm.job.store import JobMember
+from fedtorch.comm.job.witness import Witness
 from fedtorch.comm.sparse.peers import Peers
 from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.early import Early
@@ -28,6 +29,7 @@ from fedtorch.core.errors import PreflightError
 from fedtorch.core.names import Names
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.privacy.public_sum import Masking
+from fedtorch.trust.receipts import Signed
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +92,10 @@ class Communicator(ABC):
 
     gpus: Mapping[int, Mapping[str, str]] = {}
     """On the server of several ranks, after `preflight`: rank -> name and versions of its GPU, where it has one."""
+    witness: Witness | None = None
+    """Where silos check the server's sums: what this party needs for that; after `begin_checks`."""
+    sworn: tuple[Signed, ...] = ()
+    """What parties have sworn to where they last did, with their signatures."""
     masking: Masking | None = None
     """Masking of a run with a secure sum: ranks answer to nothing else, and on their own config's terms alone."""
 
@@ -105,9 +111,23 @@ class Communicator(ABC):
         return self.rank == 0
 
     @property
+    def party(self) -> str:
+        """Name of this rank's party, where parties sign with keys of their own; empty: they do not."""
+        return ""
+
+    @property
     def swears(self) -> bool:
-        """Do parties sign with keys of their own, so that they can swear to what they have?"""
-        return False
+        """Do they, so that they can swear to what they have?"""
+        return bool(self.party)
+
+    def begin_checks(self) -> None:
+        """After `preflight`: let silos check sums from now on, with a key that all of them have but the server.
+
+        Raises:
+            ValueError: this rank is no party with a key of its own.
+            PreflightError, ForgedNoteError: what silos say to each other has not arrived.
+        """
+        raise ValueError("only parties with keys of their own check sums")
 
     @abstractmethod
     def preflight(self, facts: Mapping[str, str]) -> None:
@@ -166,12 +186,17 @@ class Communicator(ABC):
         Waits until they have come there, or one of them is known to be lost. The job is over then.
         """
 
-    def pass_updates(self, local: UpdateBuffer, reports: Sequence[Report], *, round: int) -> None:  # noqa: B027
+    def pass_updates(self, local: UpdateBuffer, reports: Sequence[Report], *, round: int) -> None:
         """Where this side has a gate: let it measure the updates of these reports, of which nothing has left yet.
 
         Raises:
             PolicyError: one of them must not leave.
         """
+        if self.member is None:
+            return
+        for report in reports:
+            if report.status == "ok" and report.client in local:
+                self.member.store.signature.pass_update(report.client, round, local.get(report.client))
 
     @abstractmethod
     def enable_loss_recovery(self) -> None:

@@ -88,7 +88,7 @@ class DistributedCommunicator(Communicator):
         self._group = self._make_group()
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
-        self._agreed = ""  # the broadcast on which all ranks agreed when they met
+        self._agreed = self._sworn = ""  # the broadcast on which all ranks agreed when they met; what they swore to
         self._early: Early | None = None
         self._shared: frozenset[int] | None = None  # ranks without a GPU of their own; None: not known
         self._liveness.beat()
@@ -224,11 +224,11 @@ class DistributedCommunicator(Communicator):
             return sworn.with_answer(answered) if sworn else answered
 
         note: dict[str, Any] = {"stop": stop, "returned": list(words), "then": self._agreed, "answer": on_server}
-        data = mine.pack(messages)
-        note |= {"allow_loss": self._recovers, "mail": sworn.with_mail(data) if sworn else data}
-        verdict, answered = self._rendezvous.barrier(phase, round, **note)
+        mailed = sworn.with_mail(mine.pack(messages)) if sworn else mine.pack(messages)
+        verdict, answered = self._rendezvous.barrier(phase, round, **note, allow_loss=self._recovers, mail=mailed)
         if sworn and not verdict["stop"]:
-            answered = sworn.checked(answered, away={*self.lost, *verdict["lost"]})
+            answered, self._sworn = sworn.checked(answered, away={*self.lost, *verdict["lost"]}), oath
+            self.sworn = tuple(sworn.texts)
         if may_reopen:  # until then all that is saved is met for too
             self._words, self.returned = words, frozenset(verdict["returned"])
         self.stops = bool(verdict["stop"])
@@ -238,19 +238,18 @@ class DistributedCommunicator(Communicator):
         return Met(gathered, mine.answered(answered))
 
     @property
-    def swears(self) -> bool:
+    def party(self) -> str:
         """As the base class says."""
-        return self._transcript is not None
+        return self._transcript.party if self._transcript else ""
+
+    def begin_checks(self) -> None:
+        """Draw the key of the silos, as the base class says."""
+        if self._transcript is not None and self.witness is None:
+            self.witness = self._transcript.witness(self._rendezvous, self.lost)
 
     def refuse(self, told: str, code: int) -> None:
         """As the base class says."""
         self._rendezvous.refuse(told, code)
-
-    def pass_updates(self, local: UpdateBuffer, reports: Sequence[Report], *, round: int) -> None:
-        """Let the gate measure updates, as the base class says."""
-        for report in reports:
-            if report.status == "ok" and report.client in local:
-                self._store.signature.pass_update(report.client, round, local.get(report.client))
 
     def enable_loss_recovery(self) -> None:
         """Go on without lost workers; where `join` was not told `recovers` nothing changes."""
@@ -383,7 +382,8 @@ class DistributedCommunicator(Communicator):
         self._shutdown.leave_with_error(kind.__name__)
 
     def _aggregation(self, local: UpdateBuffer, round: int) -> Aggregation:
-        return Aggregation(self._group, local, self.names, self.meter, self.faults, round, self.memory, self.masking)
+        about = self.meter, self.faults, round, self.memory, self.masking, self.witness, self._sworn
+        return Aggregation(self._group, local, self.names, *about)
 
     def _drop(self) -> None:
         """Close all sockets."""

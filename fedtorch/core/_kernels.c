@@ -376,3 +376,38 @@ DEFINE_SCATTER(fedtorch_scatter_f64, double)
 
 DEFINE_SUM(fedtorch_sum_f32, float)
 DEFINE_SUM(fedtorch_sum_f64, double)
+
+/* Sum of number * (word & (2^61 - 1)) modulo 2^61 - 1, of at most 4096 whole numbers below 2^53 in magnitude. */
+#define PRIME (((uint64_t)1 << 61) - 1)
+double fedtorch_tag(const int64_t *numbers, const uint64_t *words, size_t length, uint64_t *tag)
+{
+    uint64_t sides[2] = {0, 0}; /* of the numbers that are not negative, and of the others */
+#ifdef __SIZEOF_INT128__
+    unsigned __int128 both[2] = {0, 0}; /* 2^53 * 2^61 * 2^12 is below 2^128 */
+    for (size_t i = 0; i < length; i++) {
+        int64_t number = numbers[i];
+        uint64_t word = words[i] & PRIME;
+        unsigned __int128 product = (unsigned __int128)(uint64_t)(number < 0 ? -number : number) * word;
+        both[number < 0] += product;
+    }
+    for (int side = 0; side < 2; side++) {
+        unsigned __int128 folded = (both[side] & PRIME) + (both[side] >> 61); /* below 2^68 */
+        folded = (folded & PRIME) + (folded >> 61);
+        sides[side] = (uint64_t)(folded >= PRIME ? folded - PRIME : folded);
+    }
+#else
+    for (size_t i = 0; i < length; i++) {
+        int64_t number = numbers[i];
+        uint64_t word = words[i] & PRIME, size = (uint64_t)(number < 0 ? -number : number);
+        uint64_t low = (uint32_t)size, high = size >> 32, below = (uint32_t)word, above = word >> 32;
+        uint64_t middle = low * above + high * below, least = low * below; /* below 2^62; below 2^64 */
+        uint64_t product = (least & PRIME) + (least >> 61) + (middle >> 29) + 8 * (high * above);
+        product = (product & PRIME) + (product >> 61) + ((middle & (((uint64_t)1 << 29) - 1)) << 32);
+        product = (product & PRIME) + (product >> 61) + sides[number < 0];
+        product = (product & PRIME) + (product >> 61);
+        sides[number < 0] = product >= PRIME ? product - PRIME : product;
+    }
+#endif
+    *tag = sides[0] >= sides[1] ? sides[0] - sides[1] : sides[0] + PRIME - sides[1];
+    return 0.0;
+}

@@ -43,6 +43,7 @@ _ARGUMENTS = {
     "round_f32": (_POINTER, _POINTER, _SIZE, _POINTER, _INT, _POINTER, ctypes.c_uint64, _POINTER),
     "round_f64": (_POINTER, _POINTER, _SIZE, _POINTER, _INT, _POINTER, ctypes.c_uint64, _POINTER),
     "widen": (_POINTER, _POINTER, _SIZE, _POINTER, _INT, _POINTER, _POINTER),
+    "tag": (_POINTER, _POINTER, _SIZE, _POINTER),
     "norm_f32": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
     "norm_f64": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
     "norm_difference_f32": _DIFFERENCE,
@@ -206,6 +207,32 @@ def copy(values: Vector, out: Vector) -> None:
         lib.fedtorch_copy(out.ctypes.data, values.ctypes.data, out.nbytes)
     else:
         np.copyto(out, values, casting="no")
+
+
+_PRIME = np.uint64((1 << 61) - 1)
+_TAGGED = 1 << 12  # so many products are added without a remainder in between
+
+
+def tag_sums(numbers: npt.NDArray[np.int64], words: npt.NDArray[np.uint64]) -> int:
+    """Σ numbers · (the last 61 bits of words) modulo 2^61 − 1; at most 4096 numbers, each below 2^53 in magnitude."""
+    if len(numbers) != len(words) or len(numbers) > _TAGGED:
+        sizes = f"{len(numbers)} numbers and {len(words)} words"
+        raise ValueError(f"{sizes} have no tag; expected as many of both, at most {_TAGGED}")
+    if (lib := library()) is not None and is_readable(numbers) and is_readable(words):
+        found = ctypes.c_uint64()
+        lib.fedtorch_tag(numbers.ctypes.data, words.ctypes.data, len(numbers), ctypes.addressof(found))
+        return found.value
+    prime, half, low = int(_PRIME), np.uint64(32), np.uint64((1 << 32) - 1)
+    size, kept = np.abs(numbers).view(np.uint64), words & _PRIME
+    halves = ((size & low, size >> half), (kept & low, kept >> half))  # 32 and 21 bits; 32 and 29
+    total = 0
+    for sign, side in ((1, numbers >= 0), (-1, numbers < 0)):
+        for place, first in enumerate(halves[0]):
+            for other, second in enumerate(halves[1]):
+                products = first[side] * second[side]  # below 2^64
+                added = (int((products >> half).sum()) << 32) + int((products & low).sum())
+                total += sign * (added << 32 * (place + other))
+    return total % prime
 
 
 def function_for(name: str, values: Vector, *wide: Vector) -> Any:

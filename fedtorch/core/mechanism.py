@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,8 @@ class Mechanism:
     """may the mean loss of a round be recorded?"""
     shows_scores: bool = True
     """may clients that train be evaluated, each by itself?"""
+    public_exponent: int | None = None
+    """of the scale 2^e at which updates are whole numbers, where no report decides it and all weigh the same"""
     masking: Any = None
     """what the ranks of a secure sum have in common (`privacy.public_sum.Masking`); None: updates are not hidden"""
     may_withhold: bool = False
@@ -134,6 +137,15 @@ class Mechanism:
     def combine(self, updates: Any, otherwise: Callable[[Any], Tensor]) -> Tensor:
         """On the server: the accepted updates as one vector; otherwise: the algorithm's own way to make it."""
         return otherwise(updates)
+
+    def step_of(self, sums: Tensor, exponent: int, count: int, dtype: Any) -> Tensor:
+        """Return what `combine` makes of a sum, where all it needs is the sum of whole numbers; the same bits.
+
+        sums: whole numbers at the scale 2^exponent, float64, flat; overwritten. count: of the accepted updates.
+        dtype: of the updates.
+        """
+        found: Tensor = sums.mul_(math.ldexp(1.0, -exponent)).to(dtype)
+        return found.add_(0.0)  # never −0.0
 
     def settled(self, round: int) -> Collection[str] | None:
         """On the server: the clients of whom the round's sum is known already, which no repetition changes.

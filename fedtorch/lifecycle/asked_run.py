@@ -119,9 +119,9 @@ def _declared(config: Config, clients: Sequence[str]) -> tuple[int, ...]:
 
 
 def _verified(config: Config) -> float:
-    """The share of the server's work that is checked: as `trust.verify` says, none where there is no such key."""
-    found = getattr(config.trust, "verify", None)
-    return 1.0 if found == "all" else float(found) if isinstance(found, int | float) else 0.0
+    """The share of the server's work that is checked: as `trust.verify` says."""
+    found = config.trust.verify
+    return 1.0 if found == "all" else found or 0.0
 
 
 def _initial(built: BuiltRun) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from fedtorch.comm.wire import NO_CLIENT, Packet, read_any
+from fedtorch.trust.merkle import LEAF
 from fedtorch.trust.policy.asked import Asked
 from fedtorch.trust.policy.gate import Leaving
 from fedtorch.trust.policy.kinds import EXAMPLE_SCORES, REPORTS, SCORES
@@ -16,6 +17,7 @@ _BY_FIELD = {name: kind.name for kind in REPORTS for name in kind.fields}
 _EXTRA = "x."
 _REPORTS = "may_leave.reports"
 _SIZES = re.compile(r"[a-z0-9_.@-]+/(examples|characters|rows|positives|sha256|[a-z_]+)")
+_WORDS = (8, 16)  # numbers of 32 bits in a digest, and in a signature
 _STATE = re.compile("words|entry[0-9]{1,6}")
 
 
@@ -42,7 +44,8 @@ def _in_message(message: Packet, asked: Asked, names: Sequence[str]) -> Iterator
 
 def _in_report(message: Packet, asked: Asked, name: str) -> Iterator[Leaving]:
     """Kinds of all fields that say something; `draws` does not travel."""
-    yield Leaving(_REPORTS, "status", name if message.status == "ok" and asked.parameters else "")
+    numbers = tuple(map(float, message.numbers.values()))
+    yield Leaving(_REPORTS, "status", name if message.status == "ok" and asked.parameters else "", numbers)
     if message.numbers.get("steps"):
         yield Leaving(_REPORTS, "steps")
     fields = {**message.numbers, **message.lists}
@@ -56,10 +59,21 @@ def _in_report(message: Packet, asked: Asked, name: str) -> Iterator[Leaving]:
             yield Leaving(_REPORTS if field in _BY_FIELD else "", _BY_FIELD.get(field, "a number that no report has"))
 
 
+def _is_of_chain(field: str, value: object, asked: Asked) -> bool:
+    """Is it a digest or a signature of the chain of records, or the leaves that are to be opened?"""
+    if not isinstance(value, tuple) or any(number != int(number) or not 0 <= number < 1 << 32 for number in value):
+        return False
+    leaves = -(-sum(count for _, count in asked.parameters) * asked.vectors // LEAF)
+    is_places = field == "leaves" and list(value) == sorted({*value}) and all(number < leaves for number in value)
+    return is_places or (field == "words" and len(value) in _WORDS)
+
+
 def _in_numbers(message: Packet, asked: Asked) -> Iterator[Leaving]:
     fields = {**message.numbers, **message.lists}
     for field, value in fields.items():
         if field in _OF_START and not isinstance(value, tuple):
+            continue
+        if message.client == NO_CLIENT and _is_of_chain(field, value, asked):
             continue
         if message.client == NO_CLIENT:
             yield Leaving("", "a number about no client")

@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
+from fedtorch.comm.base import Communicator
 from fedtorch.comm.job.parties import Identity
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, PreflightError
+from fedtorch.privacy.public_sum import Masking
+from fedtorch.privacy.secure_sum.answers import Answers
 from fedtorch.setup.rules.trust import check_order, check_parties
 from fedtorch.trust.keys import needs_cryptography, read_key
 from fedtorch.trust.members import Members, Role, read_members
 from fedtorch.trust.policy.remote import GateKey
+from fedtorch.trust.receipts import FOLDER
 
 
 def identity_of(
@@ -46,6 +50,23 @@ def identity_of(
             f"`{name or 'nobody'}`; give this side the key of its own member, or have it put into the list"
         )
     return Identity(key, members, parties)
+
+
+def keep_answers(config: Config, comm: Communicator, masking: Masking | None, *, is_new: bool) -> None:
+    """Let a party that signs with a key of its own keep for which sums it has helped to remove masks.
+
+    Not where the cohort is drawn anew when a round is withheld, so that a round has several sums. is_new: what the
+    folder has is of another run.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    if masking is None or not comm.party or comm.is_server or config.privacy.kind != "none":
+        return
+    path = config.folder / FOLDER / comm.party / "answers.jsonl"
+    if is_new:
+        path.unlink(missing_ok=True)
+    masking.answers = Answers(path)
 
 
 def parties_of(config: Config, members: Members) -> dict[int, str]:

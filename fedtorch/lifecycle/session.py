@@ -36,7 +36,7 @@ from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.losing import saying_what_is_here, who
 from fedtorch.lifecycle.losses import agree_on_left_out, note_losses
 from fedtorch.lifecycle.model_cards import write_cards
-from fedtorch.lifecycle.parties import identity_of
+from fedtorch.lifecycle.parties import identity_of, keep_answers
 from fedtorch.lifecycle.policy_refusal import refusal
 from fedtorch.lifecycle.results import show_beside, table
 from fedtorch.lifecycle.run_files import open_run
@@ -218,6 +218,8 @@ class Session:
         if comm.has_ended:
             catch_up(runs, comm, self.stop)
             return
+        if runs[0].config.trust.verify is not None:
+            comm.begin_checks()
         first, *others = runs
         tracker, result = self._run(runs, 0, comm, resume)
         for at, built in enumerate(others, start=1):
@@ -239,6 +241,7 @@ class Session:
         begun, tracker = time.monotonic(), None
         with telling_refusal(comm):
             mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
+            keep_answers(config, comm, mechanism.masking, is_new=start is None and resume == "never")
             if comm.is_server:
                 tracker = _opened(runs, at, comm, start, self.command, checkpoints.aside)
         components = built.components(
@@ -326,7 +329,7 @@ def _network(config: Config) -> Network:
     if (ports := port_range(system.ports)) is not None:
         check_ports(ports)
     whole = "" if system.ranks_per_worker == 1 else "its worker has several ranks, which are built together; start all"
-    shares = system.shared_memory == "auto"
+    shares = system.shared_memory == "auto" and config.trust.verify is None  # silos step on copies of their own
     return Network(system.interface, system.trust_network, system.start_timeout, whole, who(config), shares, ports)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from fedtorch.core.errors import RefusedUpdatesError
@@ -19,6 +18,7 @@ from fedtorch.core.mechanism import Mechanism, RoundFacts
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
 from fedtorch.privacy.clip import bound, exponent_of
+from fedtorch.privacy.secure_sum.answers import Answers
 from fedtorch.privacy.secure_sum.openings import Openings
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, TooFewPartiesError, threshold_of
 
@@ -37,6 +37,8 @@ class Masking:
     """round -> its parties in the first attempt, of which the threshold is a share"""
     count: int | None = None
     """how many parties the threshold is a share of, in every round and whoever is there; None: see `counts`"""
+    answers: Answers | None = None
+    """At a party that signs with a key of its own: what it has helped to unmask; None: nobody asks for it again."""
     attempt: int = 0
     """On the server: at the round under way. Another one has another cohort, so its sum is one of its own."""
 
@@ -111,7 +113,7 @@ class PublicSum(Mechanism):
     def __init__(self, clip: float, num_clients: int, masking: Masking | None = None) -> None:
         """num_clients: of the run. masking: None: the server sees the updates."""
         self.clip, self.exponent, self.masking = clip, exponent_of(clip, num_clients), masking
-        self.shows_losses = masking is None
+        self.shows_losses, self.public_exponent = masking is None, self.exponent
 
     def outgoing(self, update: Tensor, report: Report) -> Report:
         """Clip and cut to whole numbers, in place.
@@ -132,9 +134,12 @@ class PublicSum(Mechanism):
     def combine(self, updates: Any, otherwise: Callable[[Any], Tensor]) -> Tensor:
         """Mean with equal weights at the public scale, whatever the algorithm's are."""
         total = exact_sum(updates, self.exponent, self.clip, self.masking)
-        values = total.numpy()
-        np.multiply(values, math.ldexp(1.0, -self.exponent) / max(1, len(updates.reports)), out=values)
-        return total.to(updates.dtype)
+        return self.step_of(total, self.exponent, len(updates.reports), updates.dtype)
+
+    def step_of(self, sums: Tensor, exponent: int, count: int, dtype: Any) -> Tensor:
+        """Return the mean."""
+        found: Tensor = sums.mul_(math.ldexp(1.0, -exponent) / max(1, count)).to(dtype)
+        return found
 
     def settled(self, round: int) -> Collection[str] | None:
         """Return what became of the round; None: nothing yet."""

@@ -123,7 +123,8 @@ class PrivacyConfig:
     """Where `kind: record` adds noise. local: every step of a silo has noise of its own; shared: a round is one
     gradient, silos add a share of the noise each, and the server sees the sum alone (`secure_sum`)."""
     colluders: Annotated[int, Field(ge=0)] = 1
-    """How many silos may tell the server their parts under `noise_at: shared`; the noise of the others is enough."""
+    """How many silos may tell the server their parts under `noise_at: shared`; the noise of the others is enough. With
+    `trust.members` as many may work with the server, and the others still have one past, and one sum of a round."""
     unit: Literal["row"] | Persons = "row"
     """Who is protected by `kind: record`: a row or `{column: patient, max_rows: 8}`, a person with all rows."""
     units: Mapping[str, Count] = field(default_factory=dict)
@@ -180,7 +181,7 @@ class PrivacyConfig:
 
     def _check_none(self) -> None:
         """Where nothing is promised nothing is said about how."""
-        names = [known.name for known in fields(self)[1:] if known.name not in ("clip", "secure_sum")]
+        names = [known.name for known in fields(self)[1:] if known.name not in ("clip", "secure_sum", "colluders")]
         if found := self._set(names):
             kind = "record" if found in OF_RECORDS else "client"
             raise ConfigError(f"privacy.{found} is set but privacy.kind is none; set privacy.kind to {kind}")

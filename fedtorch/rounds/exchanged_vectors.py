@@ -15,7 +15,7 @@ from fedtorch.core.places import Places
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.membership import Membership
 from fedtorch.rounds.varying import VaryingVectors
-from fedtorch.trust.merkle import LEAF, root
+from fedtorch.trust.merkle import vector_root
 
 
 class _State(Enum):
@@ -58,7 +58,7 @@ class ExchangedVectors:
     @property
     def root(self) -> str:
         """Digest of the vectors as this rank has them, see `trust.merkle`; hexadecimal."""
-        return root(self.flat.view(torch.uint8).numpy(), LEAF * self.flat.itemsize).hex()
+        return vector_root(self.flat)
 
     @cached_property
     def varying(self) -> VaryingVectors:

@@ -142,5 +142,5 @@ def share_state(context: RoundContext) -> None:
 
 def _state(context: RoundContext) -> dict[str, Tensor]:
     """State that every rank has: the weights and what a step depends on; the best weights are the server's alone."""
-    own = {BEST, *context.message_algorithm.kept_by_server}
+    own = {BEST, *(context.message_algorithm.kept_by_server if context.has_messages else ())}
     return {name: tensor for name, tensor in context.server.tensors.items() if name not in own}

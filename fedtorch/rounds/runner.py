@@ -26,6 +26,7 @@ from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.export import ModelWriter
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.membership import Returned, Stopped
+from fedtorch.rounds.opened_leaves import steps_of
 from fedtorch.rounds.report_checks import check_complete, of_cohort
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.scoring import pooled_scores
@@ -50,6 +51,7 @@ class Runner:
         self.figures: dict[str, float] = {}
         """what the algorithm measured of it"""
         self.saving = Saving(self.context)
+        self.steps = steps_of(self.context)
 
     def run(self, resume: int | None = None) -> Result:
         """Train from the start, or from the checkpoint after `resume` rounds; all ranks call it alike.
@@ -66,6 +68,7 @@ class Runner:
         context.comm.enable_loss_recovery()  # until here nothing was computed that a restart would lose
         context.members.note_losses()  # in an earlier run of this job
         context.members.leave_out(self.components.left_out)
+        self.steps.begin(resumed=resume is not None)
         try:
             self._server_train_if_due()
             self._evaluate_if_due()  # on_start, or one that a signal kept from being finished
@@ -168,10 +171,10 @@ class Runner:
         with context.timed("train"):
             self._finish_evaluation()
             context.comm.pass_updates(context.updates, own, round=context.round)
-            oath = context.vectors.root if context.comm.swears else ""
-            gathered = members.meet("gather", partial(context.comm.gather_reports, own, oath=oath))
+            gathered = members.meet("gather", partial(context.comm.gather_reports, own, oath=self.steps.oath()))
         with context.timed("aggregate"):
             reports = of_cohort(gathered, self.trainer.drawn)
+            self.steps.sworn(reports if context.comm.is_server else own, self.trainer.drawn)
             if context.comm.is_server:
                 check_complete(reports, self.trainer.drawn, members.lost)
                 if not context.mechanism.hides_clients and (waited := self.trainer.waited_for(reports)):
@@ -239,11 +242,9 @@ class Runner:
             is_released, grad = release(context, decision.combined, decision.accepted)
             if not is_released:
                 return False
-            if grad is not None:
-                context.algorithm.server_update(context.server, grad)
+            self.steps.take(decision, grad)
             if context.scale is not None and context.comm.is_server:
                 context.scale.learn(decision.accepted)
-        context.vectors.stepped()
         self.weights, self.figures = decision.weights, decision.figures
         self.result.weights.update(self.weights)
         return True
@@ -251,6 +252,7 @@ class Runner:
     def _finish(self) -> Result:
         """Digest of the final state, then the best model on the final split; the server's engine holds that model."""
         context, result = self.context, self.result
+        self.steps.end()
         result.rounds, result.digest = context.round, digest(context)
         result.lost = {} if context.mechanism.hides_clients else context.members.lost
         if context.round > self.saving.saved:

@@ -146,6 +146,8 @@ class BuiltRun(Plan):
             "torch": torch.__version__.partition("+")[0],  # a server without GPUs may have the build for the CPU
             "transformers": transformers.__version__,
             **(_versions("trl", "accelerate") if self.config.has_trainers else {}),
+            # a server's step has other bits where products and sums are rounded together
+            **({"processor": torch.backends.cpu.get_cpu_capability()} if self.config.trust.verify else {}),
             **self.task.facts(),
         }
 

@@ -63,6 +63,11 @@ class Members:
         """Name -> member."""
         return {member.name: member for member in self.members}
 
+    @property
+    def silos(self) -> list[str]:
+        """Names of the silos."""
+        return [member.name for member in self.members if member.role == "silo"]
+
     def fault(self, name: str, role: Role, today: date) -> str:
         """Say why nobody may take part in a run under this name and in this role, as a clause; empty if one may."""
         member = self.by_name.get(name)

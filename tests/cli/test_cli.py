@@ -30,6 +30,7 @@ import fedtorch.setup.digest
 import fedtorch.setup.init
 import fedtorch.setup.predict
 import fedtorch.trust.new_key
+import fedtorch.trust.verify
 import launchers.join
 import launchers.local
 import launchers.serve
@@ -58,6 +59,7 @@ FUNCTIONS = {
     "keys new": fedtorch.trust.new_key.main,
     "gate": fedtorch.lifecycle.gate.main,
     "digest": fedtorch.setup.digest.main,
+    "verify": fedtorch.trust.verify.main,
     "audit": fedtorch.audit.__main__.main,
     "chat": fedtorch.chat.__main__.main,
 }
@@ -134,7 +136,7 @@ def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsy
         (
             "train",
             "choose one of run, local, sweep, slurm, serve, join, init, data prepare, data prepare own, data check, "
-            "data partition, keys new, digest, gate, report, export, predict, bench, audit, chat",
+            "data partition, keys new, digest, gate, verify, report, export, predict, bench, audit, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),

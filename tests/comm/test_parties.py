@@ -21,6 +21,7 @@ from fedtorch.comm.job.store import Store
 from fedtorch.comm.job.transcript import Transcript, nonces_in
 from fedtorch.comm.sums.masked import Notes
 from fedtorch.core.errors import ForgedNoteError, PreflightError, TrustError
+from fedtorch.privacy.secure_sum.keys import new_pair, pair_of
 from fedtorch.privacy.secure_sum.party import PublicKeys
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError
 from fedtorch.trust.keys import PrivateKey
@@ -86,7 +87,12 @@ class Meeting:
 
 def papers() -> dict[int, Transcript]:
     return {
-        rank: Transcript(cast(Store, SimpleNamespace(bind=lambda _: None)), rank, signer(name), f"word of {rank}")
+        rank: Transcript(
+            cast(Store, SimpleNamespace(bind=lambda _: None)),
+            rank,
+            signer(name),
+            pair_of(bytes(31) + bytes([rank + 1])),
+        )
         for rank, name in PARTIES.items()
     }
 
@@ -154,7 +160,7 @@ def test_a_server_that_passes_on_something_else_is_found(
 
 def test_a_server_that_repeats_an_old_meeting_is_found() -> None:
     meeting, verdict = met(dict.fromkeys(PARTIES, FACTS))
-    paper = replace(papers()[2], nonce="drawn today")
+    paper = replace(papers()[2], pair=new_pair())
     with pytest.raises(PreflightError, match="another word of this party than it has drawn"):
         signed_by(paper, meeting, verdict)
     for told in (None, {"0": "a"}, {**verdict["nonces"], "3": "x"}, {**verdict["nonces"], "1": 7}):
@@ -162,19 +168,38 @@ def test_a_server_that_repeats_an_old_meeting_is_found() -> None:
             signed_by(papers()[2], meeting, {"nonces": told})
 
 
-def test_a_server_cannot_name_other_keys_for_a_party_of_a_secure_sum() -> None:
-    notes = {f"secure sum/1.1/keys/{rank}": json.dumps([f"{rank}" * 64, f"{rank}" * 64]) for rank in (1, 2)}
-    south = signer("south")
-    written = {key: signer(PARTIES[int(key[-1])]).sign(key, text) for key, text in notes.items()}
-    store = SimpleNamespace(signature=south, get=lambda key, by: south.check(key, written[key], by))
+def notes_of(what: str, said: Mapping[int, Any]) -> Notes:
+    """South's view of notes that the other parties have left and signed."""
+    south, written = signer("south"), dict[str, str]()
+    for rank, value in said.items():
+        key = f"secure sum/1.1/{what}/{rank}"
+        written[key] = signer(PARTIES[rank]).sign(key, json.dumps(value))
+
+    def get_all(keys: Mapping[str, int]) -> list[str]:
+        return [south.check(key, written[key], by) for key, by in keys.items()]
+
     found = object.__new__(Notes)
+    store = SimpleNamespace(signature=south, get_all=get_all)
     found.group, found.attempt = cast(Any, SimpleNamespace(store=store)), "1.1"
+    return found
+
+
+def test_a_server_cannot_name_other_keys_for_a_party_of_a_secure_sum() -> None:
+    found = notes_of("keys", {rank: [f"{rank}" * 64, f"{rank}" * 64] for rank in (1, 2)})
     keys = {rank: PublicKeys(*(bytes.fromhex(f"{rank}" * 64),) * 2) for rank in (1, 2)}
     found.check_roster(keys)
     with pytest.raises(BrokenProtocolError, match="other keys for the party 1"):
         found.check_roster({**keys, 1: keys[2]})
-    store.signature = Signature("0123456789abcdef", "")
+    found.group.store.signature = Signature("0123456789abcdef", "")
     found.check_roster({**keys, 1: keys[2]})  # with one secret for all there is nothing to compare with
+
+
+def test_a_server_cannot_name_different_survivors_to_parties_of_a_secure_sum() -> None:
+    found = notes_of("survivors", {0: [0, 1, 2], 1: [0, 1], 2: [0, 1, 2]})
+    found.check_survivors([0, 1, 2], [0, 1, 2], 2)
+    for arrived, signed, threshold in (([0, 1, 2], [0, 1, 2], 3), ([0, 1], [0, 1, 2], 2), ([0, 1, 2], [0, 1], 2)):
+        with pytest.raises(BrokenProtocolError, match="names different ones to others"):
+            found.check_survivors(arrived, signed, threshold)
 
 
 def sworn(texts: Mapping[int, str]) -> tuple[dict[int, Oath], bytes]:

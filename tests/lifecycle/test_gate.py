@@ -31,12 +31,13 @@ from fedtorch.trust.policy.file import read_policy
 from fedtorch.trust.policy.gate import Gate, Side, norm
 from fedtorch.trust.policy.notes import read_note
 from fedtorch.trust.policy.remote import VARIABLE, GateKey, ask, serve
+from fedtorch.trust.receipts import Signed
 
 pytest.importorskip("cryptography")
 
 A, B = ("a" * 64, "b" * 64)
 NAMES = ("north", "south", "west")
-POLICY = {
+POLICY: dict[str, Any] = {
     "may_leave": {"parameters": ["score.*"], "reports": ["status", "steps"], "scores": False},
     "require": {"clip": 1.0},
     "limits": {"rounds": 3, "bytes_per_round": 2000, "between": ["20:00", "06:00"]},
@@ -335,10 +336,84 @@ def test_mail_is_written_in_one_way_alone() -> None:
             read_any(other, 3)
 
 
+def test_a_mail_that_no_silo_writes_is_refused(make: Make) -> None:
+    for other in (b"a row", mail(report()) + b"a row"):
+        gate = make()
+        gate.pass_update("south", 0, UPDATE)
+        with pytest.raises(PolicyError, match="no line of it: a mail that no silo writes"):
+            gate.sign(gathering(0), other)
+        assert gate.is_closed
+
+
 def test_bytes_beside_a_note_that_has_none_are_refused(make: Make) -> None:
     for text in (note("hello/2", "0" * 32), note("meeting0/2", json.dumps({"facts": {}}))):
         with pytest.raises(PolicyError, match="bytes beside a note that has none"):
             make().sign(text, b"a row")
+
+
+RECEIPT: dict[str, Any] = {"attempt": f"{A[:16]}.0.3", "own": {}, "round": 0, "sent": B, "weights": A}
+COMMON = {"federation": "test", "members": A, "meeting": B, "run": A[:16]}
+
+
+def signed(kind: str, **about: Any) -> bytes:
+    return Signed.unsigned(kind, "south", {**COMMON, **about}).text.encode()
+
+
+def test_texts_about_a_round_are_signed_with_numbers_of_the_report_alone(make: Make) -> None:
+    gate = make({"may_leave": {**POLICY["may_leave"], "reports": ["status", "steps", "examples", "losses"]}})
+    gate.pass_update("south", 0, UPDATE)
+    gate.sign(gathering(0), mail(report(examples=7, loss_mean=0.5)))
+    for own in ({}, {"south": [(7.0).hex(), (3.5).hex()]}, {"south": [(1.0).hex(), (0.0).hex()]}):
+        text = signed("receipt", **{**RECEIPT, "own": own})
+        assert is_signed(text, gate.sign(text), gate.key.public)
+    text = signed("acknowledgement", record=A)
+    assert is_signed(text, gate.sign(text), gate.key.public)
+    with pytest.raises(PolicyError, match="a receipt of another round"):
+        gate.sign(signed("receipt", **{**RECEIPT, "round": 1}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        signed("receipt", **{**RECEIPT, "own": {"south": [(0.123).hex()]}}),
+        signed("receipt", **{**RECEIPT, "own": {"south": ["a row"]}}),
+        signed("receipt", **{**RECEIPT, "sent": "a row"}),
+        signed("receipt", **{**RECEIPT, "row": "a row"}),
+        signed("receipt", **{**RECEIPT, "round": "0"}),
+        signed("record", record=A),
+        signed("acknowledgement", record=A, round=0),
+        signed("acknowledgement", record=A, federation="west"),
+        signed("acknowledgement", record=A).replace(b"south", b"north"),
+        signed("acknowledgement", record=A).replace(b",", b", "),
+        b"{}",
+        b"{",
+    ],
+)
+def test_texts_of_another_form_are_not_signed(text: bytes, make: Make) -> None:
+    with pytest.raises(PolicyError, match="a note that no line of the policy knows"):
+        make().sign(text)
+
+
+def test_sealed_keys_go_to_the_other_silos_and_nothing_beside_them(make: Make) -> None:
+    meeting = gathering(0).replace(b'"gather"', b'"key of tags"')
+    for boxes in (b"{}", json.dumps({"1": "ab" * 60, "3": "cd" * 60}).encode()):
+        make().sign(meeting, boxes)
+    for other in (b'{"1": "a row"}', json.dumps({"1": "ab" * 200}).encode()):
+        with pytest.raises(PolicyError, match="a mail that no silo writes"):
+            make().sign(meeting, other)
+
+
+@pytest.mark.parametrize("numbers", [{"words": (5.0,) * 8}, {"words": (5.0,) * 16}, {"leaves": (0.0,)}])
+def test_digests_of_the_chain_and_places_of_leaves_need_no_line(numbers: dict[str, Any], make: Make) -> None:
+    make().sign(gathering(0), mail(Packet(NO_CLIENT, "numbers", numbers={"rank": 2}, lists=numbers)))
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"words": (5.0,) * 9}, {"words": (0.5,) * 8}, {"words": (2.0**32,) * 8}, {"leaves": (1.0,)}]
+)
+def test_other_numbers_about_no_client_are_refused(numbers: dict[str, Any], make: Make) -> None:
+    with pytest.raises(PolicyError, match="a number about no client"):
+        make().sign(gathering(0), mail(Packet(NO_CLIENT, "numbers", lists=numbers)))
 
 
 # --- over the socket

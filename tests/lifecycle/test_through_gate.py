@@ -47,6 +47,9 @@ RECORD: dict[str, Any] = {
     "client": {"batch_size": 4, "steps": 1},
     "server": {"optimizer": "adam", "lr": 0.01},
 }
+TRUST: dict[str, Any] = {"members": "members.yaml", "key": "own.key"}
+ALL = ["status", "steps", "examples", "losses", "norms", "seconds", "figures"]
+OF_CHECKED = {"may_leave": {"parameters": ["*"], "reports": ALL, "scores": True}, "require": {"verified": 0.5}}
 OF_SECURE = {
     "may_leave": {"parameters": ["*"], "reports": ["status", "steps", "examples", "seconds"], "scores": True},
     "require": {"secure_sum": {"parties": 3}, "clip": 0.05},
@@ -88,7 +91,7 @@ def write(places: Path, policy: dict[str, Any], **changes: Any) -> None:
         "algorithm": {"name": "fedavg", "weights": "equal"},
         "client": {"batch_size": 4, "optimizer": "adamw", "lr": 0.01},
         "track": {"progress": "lines", "tensorboard": False},
-        "trust": {"members": "members.yaml", "key": "own.key"},
+        "trust": TRUST,
         "system": SYSTEM,
     }
     for name in PARTIES.values():
@@ -134,7 +137,13 @@ def digest(places: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("policy", "changes"), [(OF_SECURE, {**SECURE, "system": {**SYSTEM, "sum_scale": "public"}}), (OF_RECORD, RECORD)]
+    ("policy", "changes"),
+    [
+        (OF_SECURE, {**SECURE, "system": {**SYSTEM, "sum_scale": "public"}}),
+        (OF_RECORD, RECORD),
+        (OF_CHECKED, {"trust": {**TRUST, "verify": "all"}}),
+        (OF_CHECKED, {"trust": {**TRUST, "verify": 0.5}, **SECURE, "system": {**SYSTEM, "sum_scale": "public"}}),
+    ],
 )
 def test_a_gate_changes_no_bit_and_writes_down_what_left(
     policy: dict[str, Any], changes: dict[str, Any], places: Path

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedtorch.trust.merkle import LEAF, leaves, root
+from fedtorch.trust.merkle import LEAF, leaves, levels, path, path_length, root, root_along, root_of
 
 SUM = np.array([4, 18, (1 << 40) - 27, -(1 << 40) + 44, 46], np.int64)
 
@@ -41,3 +41,18 @@ def test_any_change_is_another_root(size: int) -> None:
 
 def test_minus_zero_is_not_zero() -> None:
     assert root(np.array([0.0], np.float32)) != root(np.array([-0.0], np.float32))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 7, 8, 11, 16, 33])
+def test_every_leaf_can_be_shown_alone_and_no_other_in_its_place(count: int) -> None:
+    hashes = list(leaves(np.arange(count, dtype=np.int64), leaf=1))
+    tree = levels(hashes)
+    assert root_of(hashes) == tree[-1][0] == root(np.arange(count, dtype=np.int64), leaf=1)
+    for place, found in enumerate(hashes):
+        nodes = path(tree, place)
+        assert len(nodes) == path_length(place, count)
+        assert root_along(found, place, count, nodes) == tree[-1][0]
+        assert root_along(bytes(32), place, count, nodes) != tree[-1][0]
+        for other in {*range(count)} - {place}:
+            if path_length(other, count) == len(nodes):
+                assert root_along(found, other, count, nodes) != tree[-1][0]

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +16,7 @@ from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.notes import name, read_heartbeat
 from fedtorch.comm.job.rejoin import is_waiting
 from fedtorch.comm.job.store import Store
-from fedtorch.core.errors import DeadlineError, Death, is_ours
+from fedtorch.core.errors import DeadlineError, Death, FedtorchError, TrustError, is_ours
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +105,24 @@ class Liveness:
             faulthandler.cancel_dump_traceback_later()
 
     def check(self, awaited: Collection[int]) -> None:
-        """Raise DeadlineError if an awaited rank has left, is dead or was silent for the timeout; names all of them."""
+        """Look for awaited ranks that have left, are dead or were silent for the timeout.
+
+        Raises:
+            DeadlineError, TrustError: there are some; see `error_of`.
+        """
         if missing := self.missing(awaited):
-            raise DeadlineError("; ".join(map(self.describe, missing)), tuple(missing), self.deaths(missing))
+            raise self.error_of(missing)
+
+    def error_of(self, ranks: Sequence[int], more: str = "") -> FedtorchError:
+        """The error that ends this rank since these are gone; names all of them. more: follows their names.
+
+        A party that has left since others do not keep to what was agreed on takes all with it: a restart would meet
+        the same again.
+        """
+        text = ("; ".join(map(self.describe, ranks)) or "every rank is alive, but a connection broke") + more
+        if any(self._seen[rank].beat.get("left") == TrustError.__name__ for rank in ranks):
+            return TrustError(text)
+        return DeadlineError(text, tuple(ranks), self.deaths(ranks))
 
     def missing(self, awaited: Collection[int]) -> list[int]:
         """Which of the awaited ranks have left or are dead; if none, which were silent for the timeout."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from fedtorch.comm.job.parties import PartySignature, packed, unpacked
 from fedtorch.core.errors import ForgedNoteError, TrustError
+from fedtorch.trust.receipts import Signed
 
 _END = b"\n"
 
@@ -29,6 +30,8 @@ class Oath:
     """One line that stands for all that this party has before it."""
     what: str
     """Words for that in messages."""
+    texts: list[Signed] = field(default_factory=list)
+    """after `checked`: what each party has signed, to be kept"""
     _signed: dict[int, bytes] = field(default_factory=dict)
     """on the server: rank -> what it has signed"""
 
@@ -71,4 +74,5 @@ class Oath:
                     f"`{name}` has signed another digest of {self.what} than `{own}`, this party: the server has sent "
                     "them different ones, or one of the two says so falsely. No update of the round has left it"
                 )
+            self.texts.append(self.signature.signed(f"{self.key}/{rank}", said, name, text))
         return answer

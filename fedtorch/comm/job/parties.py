@@ -15,6 +15,7 @@ from fedtorch.core.errors import ForgedNoteError
 from fedtorch.trust.keys import SIGNATURE_BYTES, Signer, is_signed
 from fedtorch.trust.members import Members
 from fedtorch.trust.policy.remote import GateKey
+from fedtorch.trust.receipts import Signed
 
 _RANK = re.compile("[0-9]{1,9}")
 
@@ -87,6 +88,10 @@ class PartySignature(Signature):
             f"what stands in the store under `{key}` was not signed by {names} in this attempt of the job: somebody "
             f"else writes there, or the parties differ in their {self.called}"
         )
+
+    def signed(self, key: str, value: str, party: str, text: str) -> Signed:
+        """A note of a party, which `check` has found to be its own, in the form in which it is kept."""
+        return Signed("acknowledgement", party, self._text(key, value).decode(), text.partition(" ")[0])
 
     def _has_signed(self, rank: int, key: str, value: str, code: str, beside: bytes) -> bool:
         member = self.known.members.by_name.get(self.known.parties.get(rank, ""))

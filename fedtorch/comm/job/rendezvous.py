@@ -19,6 +19,7 @@ from fedtorch.core.errors import (
     ForgedNoteError,
     PolicyError,
     PreflightError,
+    TrustError,
     error_of_code,
 )
 from fedtorch.core.shown import plain
@@ -133,7 +134,7 @@ class Rendezvous:
             self._liveness.beat()
             try:
                 self._liveness.check([rank for rank, key in keys.items() if not self._store.has([key])])
-            except DeadlineError:
+            except (DeadlineError, TrustError):
                 if not self._store.has(list(keys.values())):  # its last act may have been to set the key
                     raise
         return True
@@ -155,7 +156,7 @@ class Rendezvous:
             self._liveness.beat()
             try:
                 self._liveness.check([rank for rank in ranks if not self._links.wait(name, [rank], 0.0)])
-            except DeadlineError:
+            except (DeadlineError, TrustError):
                 if not self._links.wait(name, ranks, 0.0):  # its last act may have been to send it
                     raise
             # over a long wire a look takes some trips, which must not be what this rank does when the note comes

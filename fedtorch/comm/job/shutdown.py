@@ -11,7 +11,7 @@ from fedtorch.comm.job.liveness import Liveness
 from fedtorch.comm.job.rejoin import HEARD, OVER, STAYS
 from fedtorch.comm.job.rendezvous import Rendezvous
 from fedtorch.comm.job.store import Store
-from fedtorch.core.errors import DeadlineError, FedtorchError
+from fedtorch.core.errors import DeadlineError, FedtorchError, TrustError
 
 _NOT_CONNECTED = "connectFullMesh"  # stands in what gloo says then
 _CLOSE_WAIT_S = 10.0  # to wait for the others before the last sockets close
@@ -56,7 +56,7 @@ class Shutdown:
                 self._store.set(f"gone/{self._rank}", "")
             elif self._hosts_store:
                 self._rendezvous.wait(gone, limit_s=_CLOSE_WAIT_S)
-        except DeadlineError:
+        except (DeadlineError, TrustError):
             self._drop()  # somebody has left already, which is what closing is for
         self._close_connections()
 
@@ -103,9 +103,7 @@ class Shutdown:
                     f"gone: a wire is cut or a port is closed, or what they announce leads elsewhere, see "
                     f"system.interface (collective: {text})"
                 )
-        names = "; ".join(self._liveness.describe(rank) for rank in culprits)
-        names = names or "every rank is alive, but a connection broke"
-        raise DeadlineError(f"{names} (collective: {text})", tuple(culprits), self._liveness.deaths(culprits))
+        raise self._liveness.error_of(culprits, f" (collective: {text})")
 
     def _here(self) -> str:
         return f" at {named(self._store.address)}" if self._store.address else ""

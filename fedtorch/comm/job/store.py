@@ -189,6 +189,18 @@ class Store:
         """
         return self.signature.check(key, self._call(lambda: self.inner.get(key)).decode("utf-8", "replace"), by)
 
+    def get_all(self, keys: Mapping[str, int]) -> list[str]:
+        """Read several in one round trip; the keys must exist.
+
+        keys: key -> the rank that alone may have written it.
+
+        Raises:
+            ForgedNoteError: it has not.
+        """
+        found = self._call(lambda: self.inner.multi_get(list(keys))) if keys else []
+        texts = (value.decode("utf-8", "replace") for value in found)
+        return [self.signature.check(key, text, by) for (key, by), text in zip(keys.items(), texts, strict=True)]
+
     def read(self, key: str, *, by: int | None) -> str | None:
         """As `get`, but None where another one has written what is there, which is then counted."""
         found = self._call(lambda: self.inner.get(key))

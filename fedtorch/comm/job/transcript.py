@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,9 @@ from fedtorch.comm.job.oaths import Oath
 from fedtorch.comm.job.parties import PartySignature, packed, unpacked
 from fedtorch.comm.job.rendezvous import Rendezvous
 from fedtorch.comm.job.store import Store
+from fedtorch.comm.job.witness import Witness
 from fedtorch.core.errors import PreflightError
+from fedtorch.privacy.secure_sum import keys
 
 _NONCE = "nonce"
 _WEIGHTS = "the weights that clients have trained from"
@@ -37,14 +39,28 @@ class Transcript:
     """This party's."""
     signature: PartySignature
     """As it is before anything was agreed on."""
-    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
-    """The word of this party."""
+    pair: keys.KeyPair = field(default_factory=keys.new_pair)
+    """Keys of this meeting alone, by which a silo says something to another one that the server cannot read."""
+    agreed: list[str] = field(default_factory=list)
+    """The digests that all have signed, one for each run of the job."""
+    _words: dict[int, str] = field(default_factory=dict)
+    """rank -> its word"""
 
     @classmethod
     def of(cls, store: Store, rank: int) -> Transcript | None:
         """None: parties have no keys of their own."""
         signature = store.signature
         return cls(store, rank, signature) if isinstance(signature, PartySignature) else None
+
+    @property
+    def party(self) -> str:
+        """Name of this party."""
+        return self.signature.known.parties[self.rank]
+
+    @property
+    def nonce(self) -> str:
+        """The word of this party, which nobody has drawn before: the public key of `pair`."""
+        return self.pair.public.hex()
 
     @property
     def note(self) -> dict[str, str]:
@@ -68,12 +84,49 @@ class Transcript:
             ForgedNoteError: a party has not signed the same.
         """
         present = {rank: name for rank, name in self.signature.known.parties.items() if rank not in lost}
-        agreed = self.digest(facts, self._nonces(verdict.get(f"{_NONCE}s"), present))
+        nonces = self._nonces(verdict.get(f"{_NONCE}s"), present)
+        agreed = self.digest(facts, nonces)
         own = self.signature.sign(f"transcript/{self.rank}", agreed)
         _, answered = rendezvous.barrier("transcript", 0, mail=own.encode(), answer=packed)
         self._check(answered, agreed, present)
         self.store.signature = self.signature
         self.store.bind(agreed)
+        self.agreed.append(agreed)
+        self._words.update({int(rank): word for rank, word in nonces.items()})
+
+    def witness(self, rendezvous: Rendezvous, lost: Collection[int]) -> Witness:
+        """Make what this party needs to check sums: the first silo draws a key, and seals it for each of the others.
+
+        lost: ranks that are away.
+
+        Raises:
+            PreflightError: the server has not passed on what was sealed for this party.
+        """
+        first, *others = sorted(rank for rank in self.signature.known.parties if rank and rank not in lost)
+        key, boxes = None, dict[int, bytes]()
+        if self.rank == first:
+            key = os.urandom(keys.BYTES)
+            boxes = {rank: keys.sealed(self._box_key(rank), key, self._about(first, rank)) for rank in others}
+        mail = json.dumps({rank: box.hex() for rank, box in boxes.items()}).encode()
+        _, answered = rendezvous.barrier("key of tags", 0, mail=mail, answer=lambda came: came.get(first, b""))
+        if self.rank in others:
+            try:
+                box = bytes.fromhex(unpacked(answered).get(self.rank, ""))
+                key = keys.unsealed(self._box_key(first), box, self._about(first, self.rank))
+            except ValueError as error:
+                raise PreflightError(
+                    f"the server passes on a key of tags that `{self.signature.known.parties[first]}` has not sealed "
+                    f"for this party: {error}"
+                ) from None
+        return Witness(self.signature.known, self.rank, self.agreed[-1], key)
+
+    def _box_key(self, other: int) -> bytes:
+        """The key that this party and another one agree on; it seals one thing."""
+        shared = keys.agreed(self.pair.secret, bytes.fromhex(self._words[other]))
+        return keys.derived(shared, f"key of tags/{self.agreed[-1]}")
+
+    def _about(self, sender: int, receiver: int) -> str:
+        return f"key of tags from {sender} for {receiver}"
 
     def oath(self, key: str, text: str) -> Oath:
         """This party's side of a meeting at which all swear to `text`, good among those who met at the start."""

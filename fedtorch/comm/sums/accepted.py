@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ class AcceptedUpdates(ABC):
     """Of what `_sum` writes: fp64 for parts of a sum that are still to be added."""
     round: int
     """Of the run, from 0."""
+    sums_only: bool = False
+    """Are no updates to be had but in sums, which silos check?"""
     kept: dict[str, float]
     """Client -> the share of its weight that counts; for an algorithm to fill in, and for the records."""
 
@@ -101,15 +104,20 @@ class AcceptedUpdates(ABC):
             if all(places is None for places in self.places.values()):
                 self._checked = _trace(total)
             return total
+        if self.sums_only:
+            self._refuse(check, terms)
         log.warning("%s; the updates are taken one by one", "; ".join(check.problems))
         if refused := self._refused():
             raise RefusedUpdatesError(refused)
         check = SumCheck(terms, scale, self.size, max_norm)
         total = self._sum_by_places(scale, terms, check, singly=True)
         if check.problems:
-            everyone = dict.fromkeys((report.client for report, _ in terms), "; ".join(check.problems))
-            raise RefusedUpdatesError(check.blamed or everyone)
+            self._refuse(check, terms)
         return total
+
+    def _refuse(self, check: SumCheck, terms: Sequence[tuple[Report, float]]) -> NoReturn:
+        everyone = dict.fromkeys((report.client for report, _ in terms), "; ".join(check.problems))
+        raise RefusedUpdatesError(check.blamed or everyone)
 
     def is_finite(self, vector: Tensor) -> bool:
         """Is every element? A sum that `weighted_sum` gave, and nobody has written to, is not looked at again.
@@ -143,7 +151,7 @@ class AcceptedUpdates(ABC):
         terms = [(report, 1.0) for report in self.reports]
         try:
             total, check = torch.zeros(self.size, dtype=SUM_DTYPE), None
-            for singly in (False, True) if terms else ():
+            for singly in ((False,) if self.sums_only else (False, True)) if terms else ():
                 check = LimitCheck(self.reports, scale, self.size, limit)
                 total = self._sum_by_places(scale, terms, check, singly=singly)
                 if not check.problems:

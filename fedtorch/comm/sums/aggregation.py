@@ -55,7 +55,9 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.job.faults import Faults
+from fedtorch.comm.job.witness import Witness
 from fedtorch.comm.sums.reproducible import SumScale
+from fedtorch.comm.sums.witnessed import ServersPart, SilosPart
 from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.header import Op, Problem, problem_of
 from fedtorch.comm.transport.meter import Meter
@@ -110,6 +112,10 @@ class Aggregation:
     """Of this rank's updates, and how to read those of others."""
     masking: Masking | None
     """Masking of a secure sum, beside which nothing may be asked of a rank; None: there is no secure sum."""
+    witness: Witness | None
+    """Where silos check the sums: what this party needs for that. Then each of them sends one sum, or a masked part."""
+    sworn: str = ""
+    """What all parties have sworn to before; empty where they do not sign with keys of their own."""
     is_secret: bool = False
     """Does every rank learn of its own terms alone?"""
 
@@ -117,6 +123,19 @@ class Aggregation:
     def reads_in_place(self) -> bool:
         """May ranks read each other's updates? On the server."""
         return self.memory.is_open and self.group.shares_memory and not self.is_secret
+
+    def silos_part(self, terms: Sequence[Term], scale: SumScale) -> SilosPart | None:
+        """On a silo: what it does with its part beside sending it, where sums are checked."""
+        if self.witness is None:
+            return None
+        told = [(self.names[term.client], term.weight) for term in terms]
+        return SilosPart(self.witness, self.group, self.round, scale.exponent, told)
+
+    def servers_part(self, scale: SumScale, size: int) -> ServersPart | None:
+        """On the server: what it does with the parts beside adding them. size: numbers of each."""
+        if self.witness is None:
+            return None
+        return ServersPart(self.witness, self.group, self.round, scale.exponent, size)
 
     def broadcast_request(self, request: Request) -> None:
         """On the server: tell the other ranks what comes next."""

@@ -76,7 +76,7 @@ class EarlySender(Early):
         if len(own) == 1:
             send_updates([own[0][0]], aggregation, size, in_windows=True)
         else:
-            send_sum(aggregation, own, self._scale, size)
+            send_sum(aggregation, (), own, self._scale, size)
         self._pace.see_sent(self._bytes(len(own)), time.monotonic() - began_s)
 
 

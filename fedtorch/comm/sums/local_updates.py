@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fedtorch.comm.sums import sum_slices
-from fedtorch.comm.sums.aggregation import IN_FLIGHT, Aggregation
+from fedtorch.comm.sums.aggregation import IN_FLIGHT, Aggregation, Term
 from fedtorch.comm.sums.checks import SumCheck, as_integers, as_numbers, projection
 from fedtorch.comm.sums.masked import take_part
 from fedtorch.comm.sums.reproducible import Accumulator, SumScale
@@ -21,7 +21,7 @@ from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.process_group import Transfer
 from fedtorch.comm.transport.window_memory import OutgoingWindows
 from fedtorch.comm.transport.windows import SUM_DTYPE, WINDOW, windows
-from fedtorch.core.errors import FedtorchError, PreflightError, RefusedUpdatesError
+from fedtorch.core.errors import FedtorchError, PreflightError, RefusedUpdatesError, TrustError
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError
 
 
@@ -45,6 +45,11 @@ def answer_requests(aggregation: Aggregation) -> None:
                 f"the server asks for updates as they are ({op.name}) in round {aggregation.round + 1} of a run with "
                 "privacy.secure_sum; nothing is sent to it"
             )
+        if aggregation.witness is not None and op not in (Op.SEND_SUMS, Op.MASKED):
+            raise TrustError(
+                f"the server asks for updates one by one ({op.name}) in round {aggregation.round + 1} of a run with "
+                "trust.verify, in which each party sends one sum; nothing is sent to it"
+            )
         own, size = aggregation.agree(op, terms), aggregation.length(terms)
         if op is Op.SUM_SLICES:
             sum_slices.take_part(aggregation, terms, scale)
@@ -53,7 +58,7 @@ def answer_requests(aggregation: Aggregation) -> None:
         elif op is Op.MASKED:
             take_part(aggregation, terms, own, scale, size)
         elif op is Op.SEND_SUMS:
-            send_sum(aggregation, own, scale, size)
+            send_sum(aggregation, terms, own, scale, size)
         else:
             send_updates([grad for grad, _ in own], aggregation, size, in_windows=op is Op.SEND_UPDATES)
 
@@ -114,9 +119,15 @@ def _compare_projections(
     check.see_projections(list(map(sum, zip(own, *others, strict=True))), came, min(size, WINDOW))
 
 
-def send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], scale: SumScale, size: int) -> None:
+def send_sum(
+    aggregation: Aggregation,
+    terms: Sequence[Term],
+    own: Sequence[tuple[Tensor, float]],
+    scale: SumScale,
+    size: int,
+) -> None:
     """Add up this rank's updates and send the server the sum, if there is any, while the next window is added."""
-    group, local = aggregation.group, aggregation.local
+    group, local, witnessed = aggregation.group, aggregation.local, aggregation.silos_part(terms, scale)
     lender = OutgoingWindows(group, local.sums)
     idle = [Accumulator(min(size, WINDOW), local.dtype, lender) for _ in range(IN_FLIGHT if own else 0)]
     sending: deque[tuple[Transfer, Accumulator]] = deque()
@@ -137,11 +148,16 @@ def send_sum(aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], scal
             accumulator.add(grad[start:stop], weight)
         window = _checked(accumulator.partial(stop - start, outgoing), stop - start)
         sending.append((group.start_send(window), accumulator))
+        if witnessed is not None:
+            witnessed.see(window.numpy())
+            witnessed.see_sent(window.numpy())
         digests.append(outgoing.digest)
         aggregation.meter.count("up", "aggregate", physical=8 * (stop - start))
     while sending:
         finish()
     group.send_numbers(digests)
+    if witnessed is not None and own:
+        witnessed.send()
 
 
 def send_updates(grads: Sequence[Tensor], aggregation: Aggregation, size: int, *, in_windows: bool) -> None:

@@ -8,8 +8,9 @@ goes over the group, so that a loss does not keep the others from answering; wit
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from fedtorch.comm.sums.aggregation import Aggregation, Term
 from fedtorch.comm.sums.reproducible import SumScale
+from fedtorch.comm.sums.witnessed import ServersPart
 from fedtorch.comm.transport.digests import window_digest
 from fedtorch.comm.transport.windows import windows
 from fedtorch.core.errors import PreflightError
@@ -27,8 +29,8 @@ from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms
 
 PHASES = ("sum_keys", "sum_shares", "sum_masks", "sum_reveal")
 """For faults: before a party's part in each of the four steps."""
-_STEPS = ("begin", "roster", "boxes", "reveal")  # the server's notes, in order
-_OF_PARTIES = ("keys", "shares", "answer")  # those of who takes part
+_STEPS = ("begin", "roster", "boxes", "reveal", "signed")  # the server's notes, in order
+_OF_PARTIES = ("keys", "shares", "survivors", "answer")  # those of who takes part
 _LOOK_EVERY_S = 0.5
 
 
@@ -61,6 +63,19 @@ class Notes:
             return json.loads(self.group.store.get(self._key(what, rank), by=self._writer(what, rank)))
         except (ValueError, RecursionError):
             raise PreflightError(f"the note `{what}` of a secure sum cannot be read") from None
+
+    def read_all(self, what: str, ranks: Iterable[int]) -> dict[int, Any]:
+        """The notes of these parties by rank, in one round trip.
+
+        Raises:
+            PreflightError: one is no JSON.
+        """
+        wanted = list(ranks)
+        texts = self.group.store.get_all({self._key(what, rank): rank for rank in wanted})
+        try:
+            return {rank: json.loads(text) for rank, text in zip(wanted, texts, strict=True)}
+        except (ValueError, RecursionError):
+            raise PreflightError(f"a note `{what}` of a secure sum cannot be read") from None
 
     def await_server(self, what: str, rank: int | str = "") -> Any:
         """The server's note; None: the attempt is over, and there will be another request.
@@ -113,7 +128,7 @@ class Notes:
     def forget(self, parties: Sequence[int]) -> None:
         """On the server: delete what nobody needs any more."""
         mine = [self._key(step, "") for step in _STEPS]
-        theirs = [self._key(step, party) for step in ("boxes", "keys", "shares", "answer") for party in parties]
+        theirs = [self._key(step, party) for step in ("boxes", *_OF_PARTIES) for party in parties]
         self.group.store.delete([*mine, *theirs])
 
     def _tell_all(self, about: object) -> None:
@@ -131,11 +146,31 @@ class Notes:
         Raises:
             BrokenProtocolError: it has not; the server could read what it masks.
         """
-        if not self.group.store.signature.is_personal:
+        if not self.is_personal:
             return
-        for rank, pair in keys.items():
-            if self.read("keys", rank) != [key.hex() for key in pair]:
+        for rank, said in self.read_all("keys", keys).items():
+            if said != [key.hex() for key in keys[rank]]:
                 raise BrokenProtocolError(f"the server names other keys for the party {rank} than that one has signed")
+
+    @property
+    def is_personal(self) -> bool:
+        """Do parties sign with keys of their own?"""
+        return self.group.store.signature.is_personal
+
+    def check_survivors(self, arrived: Sequence[int], signed: Sequence[int], threshold: int) -> None:
+        """Have so many parties signed this list of those whose parts have arrived, and no other?
+
+        signed: the parties that have, by the server's word.
+
+        Raises:
+            BrokenProtocolError: they have not: with two lists the server could unmask two sums.
+        """
+        same = [rank for rank, said in self.read_all("survivors", signed).items() if said == list(arrived)]
+        if len(same) < threshold:
+            raise BrokenProtocolError(
+                f"{len(same)} parties have signed that parts of {list(arrived)} have arrived, and {threshold} must: "
+                "the server names different ones to others. Nothing is unmasked with this party's help"
+            )
 
     def _key(self, what: str, rank: int | str) -> str:
         return f"secure sum/{self.attempt}/{what}/{rank}"
@@ -177,14 +212,32 @@ def take_part(
             return
         party.open_shares({int(rank): bytes.fromhex(box) for rank, box in boxes.items()})
         aggregation.faults(PHASES[2], round=aggregation.round)
-        _send_masked(aggregation, party, own, scale, size)
+        part = _send_masked(aggregation, party, terms, own, scale, size)
         if (arrived := notes.await_server("reveal")) is None:
             return
         aggregation.faults(PHASES[3], round=aggregation.round)
-        answer = party.reveal(arrived)
-        notes.leave("answer", [{str(i): hex(share) for i, share in kind.items()} for kind in answer], group.rank)
+        _answer(aggregation, notes, party, arrived, part)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise PreflightError(f"a note of the server in a secure sum is none ({type(error).__name__})") from error
+
+
+def _answer(aggregation: Aggregation, notes: Notes, party: Party, arrived: Sequence[int], part: str) -> None:
+    """Help to remove the masks of those that have arrived. part: digest of this party's own.
+
+    Raises:
+        BrokenProtocolError: the server names others to others. TrustError: this party has answered for another sum.
+    """
+    rank, masking = aggregation.group.rank, aggregation.masking
+    if notes.is_personal:
+        notes.leave("survivors", arrived, rank)
+        if (signed := notes.await_server("signed")) is None:
+            return
+        notes.check_survivors(arrived, signed, party.terms.threshold)
+    if masking is not None and masking.answers is not None:
+        about = {"weights": aggregation.sworn, "parties": str(sorted(arrived)), "part": part}
+        masking.answers.give(aggregation.round, about)
+    answer = party.reveal(arrived)
+    notes.leave("answer", [{str(i): hex(share) for i, share in kind.items()} for kind in answer], rank)
 
 
 def _checked(aggregation: Aggregation, begun: Mapping[str, Any], terms: Sequence[Term], attempt: str) -> SumTerms:
@@ -193,7 +246,8 @@ def _checked(aggregation: Aggregation, begun: Mapping[str, Any], terms: Sequence
     Raises:
         BrokenProtocolError: it is something else.
     """
-    said, masking = SumTerms(**{**begun, "parties": tuple(begun["parties"])}), aggregation.masking
+    told = {**begun, "parties": tuple(begun["parties"]), "common": aggregation.sworn}
+    said, masking = SumTerms(**told), aggregation.masking
     if masking is None:
         raise BrokenProtocolError("the server begins a secure sum, but privacy.secure_sum is not set here")
     if (said.round, said.attempt) != (aggregation.round, attempt):
@@ -206,26 +260,44 @@ def _checked(aggregation: Aggregation, begun: Mapping[str, Any], terms: Sequence
 
 
 def _send_masked(
-    aggregation: Aggregation, party: Party, own: Sequence[tuple[Tensor, float]], scale: SumScale, size: int
-) -> None:
-    """Window by window; what is sent is the only copy."""
+    aggregation: Aggregation,
+    party: Party,
+    terms: Sequence[Term],
+    own: Sequence[tuple[Tensor, float]],
+    scale: SumScale,
+    size: int,
+) -> str:
+    """Window by window; what is sent is the only copy. Returns a digest of the part without masks."""
     group, digests = aggregation.group, list[int]()
+    witnessed, content = aggregation.silos_part(terms, scale), hashlib.sha256()
     factor = np.float64(scale.scaled(1.0))
     for start, stop in windows(size):
         part = np.zeros(stop - start, np.int64)
         for grad, weight in own:
             # the update is made of multiples of 2^-e already, so this is exact
             part += np.rint(np.multiply(grad[start:stop].numpy(), factor * weight, dtype=np.float64)).astype(np.int64)
+        content.update(part.data)
+        if witnessed is not None:
+            witnessed.see(part)
         party.mask(part.view(np.uint64))
+        if witnessed is not None:
+            witnessed.see_sent(part)
         window = torch.from_numpy(part)
         digests.append(window_digest(window))
         group.wait(group.start_send(window))
     group.send_numbers(digests)
+    if witnessed is not None:
+        witnessed.send(party.mask_tags)
     aggregation.meter.count("up", "aggregate", physical=8 * size)
+    return content.hexdigest()
 
 
 def collect(
-    aggregation: Aggregation, terms: Mapping[str, Any], size: int, before_opening: Callable[[], None]
+    aggregation: Aggregation,
+    terms: Mapping[str, Any],
+    scale: SumScale,
+    size: int,
+    before_opening: Callable[[], None],
 ) -> np.ndarray[Any, Any]:
     """On the server: the sum of the parties' parts, int64, shape (size,).
 
@@ -237,25 +309,21 @@ def collect(
         CollectiveFailed, DeadlineError: a rank was lost before it was settled whose sum it is.
     """
     notes = Notes(aggregation)
-    agreed = SumTerms(**terms, attempt=notes.attempt)
+    agreed = SumTerms(**terms, attempt=notes.attempt, common=aggregation.sworn)
     server, parties = Collector(agreed), agreed.parties
+    witnessed = aggregation.servers_part(scale, size)
     about = {name: getattr(agreed, name) for name in ("run", "round", "attempt", "parties", "threshold")}
     notes.leave("begin", about)
     try:
-        for party in notes.await_parties("keys", parties, may_lose=False):
-            server.keys[party] = PublicKeys(*map(bytes.fromhex, notes.read("keys", party)))
-        notes.leave("roster", {rank: [key.hex() for key in pair] for rank, pair in server.roster().items()})
-        for party in notes.await_parties("shares", parties, may_lose=False):
-            found = notes.read("shares", party)
-            server.boxes[party] = {int(rank): bytes.fromhex(box) for rank, box in found.items()}
-        for party in parties:
-            notes.leave("boxes", {i: box.hex() for i, box in server.boxes_for(party).items()}, party)
-        total, damaged = _receive(aggregation, parties, size)
+        _exchange_keys(notes, server, parties)
+        total, damaged = _receive(aggregation, parties, size, witnessed)
         if damaged:
             notes.again()
             raise Damaged(damaged)
         before_opening()
         notes.leave("reveal", server.close(parties))
+        if notes.is_personal:
+            notes.leave("signed", notes.await_parties("survivors", parties, may_lose=True))
         for party in notes.await_parties("answer", parties, may_lose=True):
             own, pairwise = (
                 {int(i): int(share, 16) for i, share in kind.items()} for kind in notes.read("answer", party)
@@ -266,11 +334,28 @@ def collect(
     server.prepare()
     for start, stop in windows(size):
         server.unmask(total[start:stop])
+    if witnessed is not None:
+        witnessed.see_sum(0, total.view(np.int64))
+        witnessed.unmask(server.unmask_tags)
     notes.forget(parties)
     return total.view(np.int64)
 
 
-def _receive(aggregation: Aggregation, parties: Sequence[int], size: int) -> tuple[np.ndarray[Any, Any], list[int]]:
+def _exchange_keys(notes: Notes, server: Collector, parties: Sequence[int]) -> None:
+    """On the server: pass on what parties publish, and what they seal for each other."""
+    for party in notes.await_parties("keys", parties, may_lose=False):
+        server.keys[party] = PublicKeys(*map(bytes.fromhex, notes.read("keys", party)))
+    notes.leave("roster", {rank: [key.hex() for key in pair] for rank, pair in server.roster().items()})
+    for party in notes.await_parties("shares", parties, may_lose=False):
+        found = notes.read("shares", party)
+        server.boxes[party] = {int(rank): bytes.fromhex(box) for rank, box in found.items()}
+    for party in parties:
+        notes.leave("boxes", {i: box.hex() for i, box in server.boxes_for(party).items()}, party)
+
+
+def _receive(
+    aggregation: Aggregation, parties: Sequence[int], size: int, witnessed: ServersPart | None
+) -> tuple[np.ndarray[Any, Any], list[int]]:
     """(the sum of the masked parts, modulo 2^64; the ranks of which a window is not what was sent)."""
     group, total = aggregation.group, np.zeros(size, np.uint64)
     came: dict[int, list[int]] = {party: [] for party in parties}
@@ -282,7 +367,11 @@ def _receive(aggregation: Aggregation, parties: Sequence[int], size: int) -> tup
         for party, buffer, transfer in transfers:
             group.wait(transfer)
             came[party].append(window_digest(buffer))
+            if witnessed is not None:
+                witnessed.see_part(party, buffer.numpy())
             total[start:stop] += buffer.numpy().view(np.uint64)
     damaged = [party for party in parties if group.receive_numbers(len(came[party]), party) != came[party]]
+    if witnessed is not None:
+        witnessed.finish(parties)
     aggregation.meter.count("up", "aggregate", physical=8 * size * len(parties))
     return total, damaged

@@ -24,6 +24,7 @@ from fedtorch.comm.sums.local_updates import reduce_sum
 from fedtorch.comm.sums.masked import Damaged, collect
 from fedtorch.comm.sums.reproducible import Accumulator, SumScale
 from fedtorch.comm.sums.sum_ways import Exchange, choose
+from fedtorch.comm.sums.witnessed import ServersPart
 from fedtorch.comm.transport.digests import DAMAGED, WindowDigest, window_digest
 from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.process_group import Transfer
@@ -64,6 +65,7 @@ class DistributedUpdates(AcceptedUpdates):
         super().__init__(reports, aggregation.local, aggregation.round)
         self._aggregation, self._group = aggregation, aggregation.group
         self._places, self._exchange, self._early = places, exchange, early
+        self.sums_only = aggregation.witness is not None
         self._receiving: tuple[Transfer, Tensor, int] | None = None
 
     def finish(self, op: Op) -> None:
@@ -200,7 +202,8 @@ class DistributedUpdates(AcceptedUpdates):
             self._aggregation.broadcast_request(Request(Op.MASKED, terms, SumScale(exponent)))
             self._aggregation.agree(Op.MASKED, terms)
             try:
-                whole = torch.from_numpy(collect(self._aggregation, agreed, size, before_opening)).to(SUM_DTYPE)
+                found = collect(self._aggregation, agreed, SumScale(exponent), size, before_opening)
+                whole = torch.from_numpy(found).to(SUM_DTYPE)
                 break
             except Damaged as error:
                 log.warning("%s", error)
@@ -213,7 +216,9 @@ class DistributedUpdates(AcceptedUpdates):
         return whole if places is None else places.spread(whole)
 
     def _transport(self, terms: Sequence[Term]) -> Op:
-        """Choose the way of the sum, by `sum_ways`."""
+        """Choose the way of the sum, by `sum_ways`; where silos check it, each sends one of its own."""
+        if self.sums_only:
+            return Op.SEND_SUMS
         held = Counter(term.rank for term in terms)
         return choose(
             [held[rank] for rank in self._group.members],
@@ -232,8 +237,11 @@ class DistributedUpdates(AcceptedUpdates):
     ) -> None:
         """Add this rank's own updates and what the other ranks send, in this order. into: see `reduce_sum`."""
         out, check = into
+        witnessed = self._aggregation.servers_part(scale, len(out))
         dtype = SUM_DTYPE if any(each.weight is None for each in remote) else self.dtype
         arriving = self._arriving(remote, dtype, len(out))
+        if witnessed is not None:
+            arriving = witnessed.watching(arriving, [each.rank for each in remote])
         accumulator = Accumulator(min(len(out), WINDOW), self.dtype, self._aggregation.local.sums)
         squares = [0.0] * len(remote)
         digests: list[int] = []
@@ -246,16 +254,18 @@ class DistributedUpdates(AcceptedUpdates):
                 incoming = WindowDigest(len(part), part.dtype)
                 if each.weight is not None:
                     accumulator.add(part, each.weight, incoming=incoming)
-                elif place + 1 < len(remote):
+                elif place + 1 < len(remote) or witnessed is not None:
                     accumulator.add_sum(part, incoming)
                 else:
                     accumulator.result(out[start:stop], part, incoming)
                 digests.append(incoming.digest)
                 squares[place] += incoming.squares
-            if not remote or remote[-1].weight is not None:
+            if witnessed is not None:
+                witnessed.see_sum(start, accumulator.partial(stop - start).numpy())
+            if not remote or remote[-1].weight is not None or witnessed is not None:
                 accumulator.result(out[start:stop])
         give_back(self._group)
-        self._compare(remote, digests, squares, check)
+        self._compare(remote, digests, squares, check, witnessed)
         check.see_sum(accumulator.squares, out)
         self._aggregation.meter.count("up", "aggregate", physical=out.numel() * dtype.itemsize * len(remote))
 
@@ -277,9 +287,14 @@ class DistributedUpdates(AcceptedUpdates):
             idle.append(buffer)
 
     def _compare(
-        self, remote: Sequence[Incoming], digests: Sequence[int], squares: Sequence[float], check: SumCheck
+        self,
+        remote: Sequence[Incoming],
+        digests: Sequence[int],
+        squares: Sequence[float],
+        check: SumCheck,
+        witnessed: ServersPart | None,
     ) -> None:
-        """Compare what came with what was sent and reported. digests: of the windows, as they came."""
+        """Compare what came with what was sent, reported and signed. digests: of the windows, as they came."""
         damaged = self._damaged(remote, digests)
         for place, each in enumerate(remote):
             if each.weight is not None:
@@ -288,6 +303,8 @@ class DistributedUpdates(AcceptedUpdates):
                 check.see_part(each.rank, each.clients, squares[place])
             if place in damaged:
                 check.see_damage(each.rank, each.clients)
+        if witnessed is not None:
+            witnessed.finish([each.rank for each in remote])
 
     def _damaged(self, remote: Sequence[Incoming], digests: Sequence[int]) -> set[int]:
         """The places in `remote` of which a window is not what was sent."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from fedtorch.privacy.secure_sum.keys import BYTES, pair_of
-from fedtorch.privacy.secure_sum.party import PublicKeys, Revealed, Window, apply, mask_key, own_key
+from fedtorch.privacy.secure_sum.party import PublicKeys, Revealed, Window, apply, mask_key, own_key, with_words
 from fedtorch.privacy.secure_sum.shamir import join
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms, TooFewPartiesError
 from fedtorch.privacy.stream import Stream
@@ -93,6 +93,10 @@ class Collector:
         """Remove the masks of the next window of the sum of the parts, in place."""
         for sign, stream in self._streams:
             apply(sign, stream, window)
+
+    def unmask_tags(self, tags: Window) -> Window:
+        """The sum of the parties' tags without their masks, after the last window."""
+        return with_words(self._streams, tags)
 
     def _joined(self, shares: Mapping[int, int]) -> bytes:
         some = dict(list(shares.items())[: self.terms.threshold])

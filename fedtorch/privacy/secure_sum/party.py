@@ -12,7 +12,7 @@ answer twice. It keeps no state beyond the exchange.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,6 +132,10 @@ class Party:
         for sign, stream in self._masks:
             apply(sign, stream, window)
 
+    def mask_tags(self, tags: Window) -> Window:
+        """Hide the tags of this party's part, numbers below 2^61 − 1, after its last window, with further words."""
+        return with_words(self._masks, tags)
+
     def reveal(self, arrived: Collection[int]) -> Revealed:
         """The shares that remove the masks of the sum of `arrived`, the parties whose parts have.
 
@@ -167,6 +171,17 @@ class Party:
 
     def _about(self, sender: int, receiver: int) -> str:
         return f"share/{self.terms.name}/{sender}/{receiver}"
+
+
+def with_words(streams: Sequence[tuple[int, Any]], tags: Window) -> Window:
+    """`tags` with the streams' next words added or subtracted, modulo 2^61 − 1; all of them are below that."""
+    prime, total = np.uint64((1 << 61) - 1), tags.copy()
+    for sign, stream in streams:
+        drawn = stream.integers(len(tags)) & prime
+        drawn[drawn == prime] = 0
+        total += drawn if sign > 0 else prime - drawn
+        np.subtract(total, prime, out=total, where=total >= prime)
+    return total
 
 
 def apply(sign: int, stream: Any, window: Window) -> None:

@@ -33,6 +33,8 @@ class SumTerms:
     """The ranks that have a part of the sum, ascending."""
     threshold: int
     """So many answers remove the masks, and so many colluding parties see all others' parts."""
+    common: str = ""
+    """Words that all parties have signed before, where they sign: masks of parties with others do not cancel."""
 
     def __post_init__(self) -> None:
         count = len(self.parties)
@@ -44,7 +46,7 @@ class SumTerms:
     @property
     def name(self) -> str:
         """In every derivation of the exchange."""
-        return f"{self.run}/{self.round}/{self.attempt}"
+        return f"{self.run}/{self.round}/{self.attempt}" + (f"/{self.common}" if self.common else "")
 
     def place(self, party: int) -> int:
         """Where the party's shares are taken, from 1."""

@@ -50,6 +50,7 @@ SUBJECTS: tuple[Subject, ...] = (
     sums.PREVIOUS,
     exchange.SUBJECT,
     trust.SUBJECT,
+    trust.CHECKED,
     attacks.SUBJECT,
 )
 """In the order in which they are asked."""

@@ -23,6 +23,16 @@ def a_clip_has_a_use(plan: Plan) -> None:
         )
 
 
+def colluders_have_a_use(plan: Plan) -> None:
+    """Refuse a number of colluders that nobody counts with."""
+    config = plan.config
+    if config.privacy.kind == "none" and config.trust.members is None and config.privacy.colluders != 1:
+        raise ConfigError(
+            "privacy.colluders is set but privacy.kind is none and trust.members is not set; remove privacy.colluders, "
+            "or set one of them"
+        )
+
+
 def the_scale_has_a_bound(plan: Plan) -> None:
     """Refuse a public scale without a clip, which it follows from, or without a server."""
     if plan.config.privacy.clip is None:
@@ -142,7 +152,7 @@ def _why(plan: Plan) -> str:
     return "privacy.secure_sum is set but " if _is_secure(plan) else "system.sum_scale is public but "
 
 
-CLIP = Subject("A clip", of_plan=(a_clip_has_a_use,))
+CLIP = Subject("A clip", of_plan=(a_clip_has_a_use, colluders_have_a_use))
 PUBLIC = Subject(
     "Secure sum and public scale",
     applies=is_public,

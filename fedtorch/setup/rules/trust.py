@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.message import MessageAlgorithm
+from fedtorch.algorithms.sums import why_not_ahead
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.overrides import overrides
+from fedtorch.privacy.secure_sum.terms import threshold_of
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
 
@@ -16,6 +23,64 @@ def each_party_is_one_rank(plan: Plan) -> None:
 def updates_wait_until_all_have_signed(plan: Plan) -> None:
     """Refuse sums that begin early, for which updates leave before all have signed which weights they got."""
     check_order(plan.config)
+
+
+def the_threshold_allows_one_list(plan: Plan) -> None:
+    """Refuse a secure sum whose threshold lets a server name two lists of survivors, each to enough silos."""
+    privacy, count = plan.config.privacy, len(plan.topology.workers)
+    if privacy.secure_sum is None:
+        return
+    needed = threshold_of(privacy.secure_sum.threshold, count)
+    if 2 * needed <= count + privacy.colluders:
+        least = (count + privacy.colluders) // 2 + 1
+        raise ConfigError(
+            f"trust.members is set but privacy.secure_sum.threshold {privacy.secure_sum.threshold:g} of {count} silos "
+            f"comes to {needed} answers, which with {privacy.colluders} silos that work with the server "
+            f"(privacy.colluders) can be had twice, for two sums of one round; set the threshold to "
+            f"{math.ceil(100 * least / count) / 100:g} or more"
+        )
+
+
+def checked_rounds_are_sums(plan: Plan) -> None:
+    """Refuse checks of rounds that are no weighted sum of whole vectors, or whose weights wait for other clients."""
+    config, algorithm = plan.config, plan.algorithm
+    name = config.algorithm_name or type(algorithm).__name__
+    why, instead = "trust.verify is set but ", "choose another algorithm, or remove trust.verify"
+    if config.paradigm != "federated":
+        raise ConfigError(f"{why}paradigm is {config.paradigm}, where no server adds up updates; remove trust.verify")
+    if isinstance(algorithm, MessageAlgorithm):
+        raise ConfigError(f"{why}algorithm.name is {name}, whose clients send compressed messages; {instead}")
+    if reason := why_not_ahead(algorithm):
+        raise ConfigError(f"{why}algorithm.name is {name}, which {reason}; {instead}")
+    if algorithm.limits.trains_server:
+        raise ConfigError(f"{why}algorithm.name is {name}, whose server trains, which silos cannot repeat; {instead}")
+    if algorithm.varying_vectors or overrides(type(algorithm), "places", Algorithm):
+        raise ConfigError(f"{why}algorithm.name is {name}, of whose vectors only parts travel; {instead}")
+    if config.exchange.bits != 32:
+        raise ConfigError(f"{why}exchange.bits is {config.exchange.bits}, with which parts are no sums; remove one")
+    if plan.sampler.with_replacement:
+        raise ConfigError(
+            f"{why}clients.sampling is {type(plan.sampler).__name__}, which draws clients more than once; set it to "
+            "uniform"
+        )
+
+
+def checked_rounds_have_no_noise(plan: Plan) -> None:
+    """Refuse checks under noise: the server's own must stay its secret, and that of silos is not checked yet."""
+    if (kind := plan.config.privacy.kind) != "none":
+        raise ConfigError(
+            f"trust.verify is set but privacy.kind is {kind}: a sum before the server's noise must not leave it, and "
+            "rounds with noise of the silos are not checked yet; remove one of them"
+        )
+
+
+def the_server_of_checked_rounds_only_serves(plan: Plan) -> None:
+    """Refuse checks where the server has clients: it would know the key by which silos check it."""
+    if any(0 in ranks for ranks in plan.topology.workers):
+        raise ConfigError(
+            "trust.verify is set but the server has clients of its own (rank 0 in system.pinned), so that it would be "
+            "one of those who check it; give them to a rank of their own"
+        )
 
 
 def check_parties(config: Config) -> None:
@@ -41,5 +106,10 @@ def check_order(config: Config) -> None:
 SUBJECT = Subject(
     "Parties with keys of their own",
     applies=lambda plan: plan.config.trust.members is not None,
-    of_plan=(each_party_is_one_rank, updates_wait_until_all_have_signed),
+    of_plan=(each_party_is_one_rank, updates_wait_until_all_have_signed, the_threshold_allows_one_list),
+)
+CHECKED = Subject(
+    "Sums and steps that silos check",
+    applies=lambda plan: plan.config.trust.verify is not None,
+    of_plan=(checked_rounds_are_sums, checked_rounds_have_no_noise, the_server_of_checked_rounds_only_serves),
 )

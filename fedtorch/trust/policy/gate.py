@@ -10,6 +10,7 @@ After the first violation nothing more is signed but signs of life and the refus
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,20 +19,23 @@ from typing import NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedtorch.core.errors import PolicyError
+from fedtorch.core.errors import PolicyError, PreflightError
 from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.merkle import LEAF, root
 from fedtorch.trust.policy.asked import Asked
 from fedtorch.trust.policy.decisions import Decisions
 from fedtorch.trust.policy.file import Policy
 from fedtorch.trust.policy.judge import judge, refuse, told_of
-from fedtorch.trust.policy.notes import Note, read_note
+from fedtorch.trust.policy.notes import Note, read_note, read_text
 
 Vector = npt.NDArray[np.floating]
 _WINDOW = 1 << 20
 _SLACK = 1e-6
 _WHOLE = 8
 _HIDDEN = "(hidden)"  # as signs of life name whoever is not to be known
+_MOST_DRAWS = 65  # how often a client is drawn for a round may be its weight
+_TAGS = "key of tags"  # a meeting
+_BOXES = re.compile(rb'\{("[0-9]{1,9}": "[0-9a-f]{0,256}"(, )?)*\}')  # of which each opens for one other silo alone
 _FREE = ("hello", "joined", "bye", "gone", "heard", "knock", "knocks", "heartbeat", "start", "transcript", "refusal")
 """Notes that a side signs whose policy refuses the run: by them it comes, says so and leaves."""
 
@@ -46,6 +50,8 @@ class Leaving:
     """Its kind, as `kinds` has it, or a word for what is none."""
     client: str = ""
     """Whose update it reports, where it does."""
+    numbers: tuple[float, ...] = ()
+    """All that are in the report."""
 
 
 class Reader(Protocol):
@@ -96,6 +102,8 @@ class Gate:
     """Bytes of reports that left in this round."""
     passed: dict[str, int] = field(default_factory=dict)
     """Client -> bytes of its update of this round, which the gate has measured."""
+    reported: set[float] = field(default_factory=set)
+    """Numbers of the reports of this round that were let out."""
     paper: bytes = b""
     """The last text that was sworn to, with its signature."""
     is_closed: bool = False
@@ -119,14 +127,15 @@ class Gate:
         Raises:
             PolicyError: it is no note that this side signs, or something in the mail may not leave.
         """
-        note = self._note(text)
+        note = self._note(text) if not text.startswith(b"{") else self._text(text)
         if note is None:
             self._refuse("", "a note that no line of the policy knows")
         if self.is_closed and note.kind not in _FREE:
             self._refuse("", "something that comes after a refusal")
         if note.kind == "hello":  # another attempt, which may begin with an earlier round
             self.round = -1
-        if note.oath and self.round == 0 and f"sha256:{note.oath}" != (self.policy.initial or f"sha256:{note.oath}"):
+        weights = f"sha256:{note.oath[:64]}"
+        if note.kind == "oath" and self.round == 0 and weights != (self.policy.initial or weights):
             self._refuse("initial", "an update of other weights than those that the policy names")
         if beside:
             self._check_mail(note, beside)
@@ -167,12 +176,26 @@ class Gate:
             return None
         return read_note(parts[2], parts[3], rank=self.side.rank, clients=(*self.side.clients, _HIDDEN))
 
+    def _text(self, text: bytes) -> Note | None:
+        """A text about a round; only of numbers that a report had, or that two of them come to together."""
+        note = read_text(text.decode("ascii", "replace"), federation=self.side.federation, party=self.side.name)
+        if note is not None and note.kind == "receipt" and note.round != self.round and self.passed:
+            self._refuse("may_leave.parameters", "a receipt of another round than the update")
+        known = {0.0, *self.reported, *(float(draws) for draws in range(_MOST_DRAWS))}
+        products = {one * other for one in self.reported for other in self.reported}
+        return note if note is not None and {*note.own} <= known | products else None
+
     def _check_mail(self, note: Note, mail: bytes) -> None:
         if note.kind != "meeting":
             self._refuse("", "bytes beside a note that has none")
+        if note.phase == _TAGS and _BOXES.fullmatch(mail):
+            return
         if self.paper and mail.startswith(self.paper):  # what this side swears to goes with the meeting for it
             mail = mail[len(self.paper) :].removeprefix(b"\n")
-        found = list(self.read_mail(mail, self.asked, self.side.names))
+        try:
+            found = list(self.read_mail(mail, self.asked, self.side.names))
+        except PreflightError:
+            self._refuse("", "a mail that no silo writes")
         if not found:
             return
         self._enter(note.round if note.round is not None else -1)
@@ -182,6 +205,7 @@ class Gate:
                 self._refuse(each.line, each.kind)
             if each.client and each.client not in self.passed:
                 self._refuse("may_leave.parameters", "a report on an update that the gate has not measured")
+            self.reported |= {*each.numbers}
         self.num_bytes += len(mail)
         self._check_bytes(0)
         self._allow("may_leave.reports", kinds=sorted({each.kind for each in found}), bytes=len(mail))
@@ -193,6 +217,7 @@ class Gate:
         if round > self.round:
             self.round, self.num_bytes = round, 0
             self.passed.clear()
+            self.reported.clear()
         elif round < self.round:
             self._refuse("limits.rounds", "something of a round that is over")
 

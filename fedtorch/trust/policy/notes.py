@@ -13,15 +13,17 @@ from typing import Any
 
 _MOST = 1 << 16
 _HEX = re.compile("[0-9a-f]{32}|[0-9a-f]{64}")
+_DIGEST = "[0-9a-f]{64}"
 _NUMBER = re.compile("[0-9]{1,12}")
 _WORD = re.compile(r"[A-Za-z0-9_ .:-]{0,80}")
+_SWORN = re.compile("[0-9a-f]{64}( [0-9a-f]{64})?")
 _OF_SUM = re.compile(r'[0-9a-fx"{}\[\],: ]*')
 _KEYS = re.compile(
     r"(?P<kind>hello|joined/[0-9a-z]{1,64}|bye|gone|heard|knocks?|heartbeat|meeting[0-9]{1,9}|transcript)"
     r"/(?P<rank>[0-9]{1,9})"
 )
 _OATH = re.compile(r"oath/(?P<phase>[a-z_ ]{1,40})/[0-9]{1,9}/(?P<rank>[0-9]{1,9})")
-_SUM = re.compile(r"secure sum/[0-9]{1,9}\.[0-9]{1,12}/(?P<kind>keys|shares|answer)/(?P<rank>[0-9]{1,9})")
+_SUM = re.compile(r"secure sum/[0-9]{1,9}\.[0-9]{1,12}/(?P<kind>keys|shares|survivors|answer)/(?P<rank>[0-9]{1,9})")
 _HEARTBEAT = {"phase": str, "round": int, "client": str, "step": int, "count": int, "left": str, "failed": bool}
 _PROCESS = {"machine": str, "pid": int, "started": str}
 _BARRIER = {"phase": str, "round": int, "then": str, "stop": bool, "ok": bool}
@@ -41,7 +43,9 @@ class Note:
     round: int | None = None
     """Round of that."""
     oath: str = ""
-    """Digest that is sworn to."""
+    """What is sworn to: the root of the weights, and where the server is checked the digest of its last record."""
+    own: tuple[float, ...] = ()
+    """Numbers of reports that are said once more."""
 
 
 def read_note(key: str, value: str, *, rank: int, clients: Collection[str]) -> Note | None:
@@ -55,7 +59,7 @@ def read_note(key: str, value: str, *, rank: int, clients: Collection[str]) -> N
     else:
         return Note("nccl") if (key, value) == ("nccl/failed", f"rank {rank}") else None
     if pattern is _OATH:
-        return Note("oath", found["phase"], oath=value) if _HEX.fullmatch(value) else None
+        return Note("oath", found["phase"], oath=value) if _SWORN.fullmatch(value) else None
     if pattern is _SUM:
         return Note("sum") if _OF_SUM.fullmatch(value) else None
     kind = found["kind"].partition("/")[0].rstrip("0123456789")
@@ -64,6 +68,39 @@ def read_note(key: str, value: str, *, rank: int, clients: Collection[str]) -> N
     if kind == "heartbeat":
         return _heartbeat(value, clients)
     return Note(kind, oath=value if kind == "transcript" else "") if _PLAIN[kind](value) else None
+
+
+_COMMON = {
+    "federation": ".*",
+    "kind": ".*",
+    "party": ".*",
+    "members": _DIGEST,
+    "meeting": _DIGEST,
+    "run": "[0-9a-f]{16}",
+}
+_TEXTS = {
+    "acknowledgement": {"record": _DIGEST},
+    "receipt": {"attempt": r"[0-9a-f]{16}\.[0-9]{1,9}\.[0-9]{1,12}", "sent": _DIGEST, "weights": _DIGEST},
+}
+
+
+def read_text(text: str, *, federation: str, party: str) -> Note | None:
+    """Which text about a round it is, as `trust.receipts` writes it; None: none that this side may sign."""
+    about = _mapping(text, separators=(",", ":"), sort_keys=True)
+    if about is None or (about.get("federation"), about.get("party")) != (federation, party):
+        return None
+    kind = str(about.get("kind"))
+    words = {**_COMMON, **_TEXTS[kind]} if kind in _TEXTS else None
+    own, round = about.pop("own", {}), about.pop("round", None)
+    if words is None or about.keys() != words.keys() or (kind == "receipt") != (type(round) is int):
+        return None
+    if not all(isinstance(about[name], str) and re.fullmatch(form, about[name]) for name, form in words.items()):
+        return None
+    try:
+        numbers = tuple(float.fromhex(number) for numbers in own.values() for number in numbers)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None
+    return Note(kind, round=round, own=numbers)
 
 
 def _is_empty(value: str) -> bool:
@@ -107,13 +144,13 @@ def _meeting(value: str) -> Note | None:
     return Note("meeting", note["phase"], note["round"])
 
 
-def _mapping(value: str) -> dict[str, Any] | None:
+def _mapping(value: str, **written: Any) -> dict[str, Any] | None:
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
         return None
     # written in one way alone, so that nothing is hidden in blanks or in keys that stand there twice
-    return found if isinstance(found, dict) and json.dumps(found) == value else None
+    return found if isinstance(found, dict) and json.dumps(found, **written) == value else None
 
 
 def _has(note: dict[str, Any], fields: dict[str, type]) -> bool:

@@ -1,0 +1,86 @@
+"""A witness: key and names that a party needs in sums that silos check, and what became of the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedtorch.comm.job.parties import Identity
+from fedtorch.trust.receipts import Signed
+from fedtorch.trust.tags import TagKey, Whole, Words
+
+Terms = Sequence[tuple[str, float]]
+"""(client, its weight in the sum)."""
+
+
+@dataclass
+class Exchanged:
+    """An exchange of a round, as one side saw it."""
+
+    attempt: str
+    """Names it among all of the run, also over restarts."""
+    round: int
+    """Of the run, from 0."""
+    scale: int
+    """Exponent of the whole numbers."""
+    terms: Terms = ()
+    """On a silo: of the sum, as the server told them."""
+    receipts: dict[int, Signed] = field(default_factory=dict)
+    """Rank -> what it has signed; on a silo its own."""
+    total: Whole | None = None
+    """On the server: the sum, int64, flat."""
+    tags: Words | None = None
+    """On the server: of the sum's leaves, with the pads of all that took part."""
+
+
+@dataclass
+class Witness:
+    """A party in sums that silos check."""
+
+    identity: Identity
+    """This party, and who the others are."""
+    rank: int
+    """Of this party."""
+    meeting: str
+    """Digest of what all parties have signed at the start."""
+    key: bytes | None
+    """That all silos have in common; None: this is the server, which must not know it."""
+    run: str = ""
+    """Name of the run, by its first record."""
+    weights: str = ""
+    """Root of what clients of the round under way have trained from."""
+    own: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Client -> the numbers of its report that decide about its part, as text: what it is weighed by, and the largest
+    number of its update; on the server of all, on a silo of its own. None where nothing of them does."""
+    last: Exchanged | None = None
+    """The exchange that was made last."""
+
+    @property
+    def party(self) -> str:
+        """Name of this party."""
+        return self.identity.parties[self.rank]
+
+    def sign(self, kind: str, about: Mapping[str, Any]) -> Signed:
+        """Sign a text of this run. about: what it says beside that."""
+        return Signed.by(self.identity.key, kind, self.party, self._whole(about))
+
+    def unsigned(self, kind: str, party: str, about: Mapping[str, Any]) -> Signed:
+        """Make the text that another party signs, without its signature."""
+        return Signed.unsigned(kind, party, self._whole(about))
+
+    def _whole(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        members = self.identity.members
+        common = {"federation": members.federation, "members": members.digest, "meeting": self.meeting, "run": self.run}
+        return {**common, **about}
+
+    def begin(self, place: str, round: int, scale: int) -> Exchanged:
+        """Begin an exchange. place: names it among those of this meeting of the parties."""
+        self.last = Exchanged(f"{self.meeting[:16]}.{place}", round, scale)
+        return self.last
+
+    def tag_key(self, exchanged: Exchanged) -> TagKey:
+        """On a silo: factors and pads of an exchange."""
+        if self.key is None:
+            raise ValueError("the server has no key of tags")
+        return TagKey(self.key, f"{self.run}/{exchanged.round}/{exchanged.attempt}/{self.weights}")

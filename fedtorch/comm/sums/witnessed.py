@@ -1,0 +1,161 @@
+"""Both sides of a sum that silos can check: tags and receipts go with the parts, and the server keeps what they add to.
+
+A silo sends its part as one sum of whole numbers, or masked. After it come the tags of its leaves, and a receipt that
+it has signed: what it had received, what it sent, and the numbers that its clients are weighed by. The server compares
+what arrived with the receipt and keeps the sum as whole numbers; what silos then do with it is in
+`rounds.checked_rounds`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedtorch.comm.job.witness import Terms, Witness
+from fedtorch.comm.transport.group import Group
+from fedtorch.core.errors import PreflightError, TrustError
+from fedtorch.trust.merkle import LEAF, leaves, root_of
+from fedtorch.trust.receipts import Signed
+from fedtorch.trust.tags import Whole, Words, added
+
+_SALT_BYTES = 32
+_MOST_BYTES = 1 << 20  # of a receipt
+
+
+class SilosPart:
+    """This silo's part of a sum, window by window."""
+
+    def __init__(self, witness: Witness, group: Group, round: int, scale: int, terms: Terms) -> None:
+        self._witness, self._group = witness, group
+        self._exchanged = witness.begin(f"{group.generation}.{group.sequence}", round, scale)
+        self._exchanged.terms = terms
+        self._key = witness.tag_key(self._exchanged)
+        self._tags, self._hashes = list[Words](), list[bytes]()
+
+    def see(self, numbers: npt.NDArray[Any]) -> None:
+        """The next window before it is masked: whole numbers, flat, int64 or float64.
+
+        Raises:
+            TrustError: one of them is too large.
+        """
+        try:
+            self._tags.append(self._key.tags(numbers.astype(np.int64, copy=False), first=self._leaves))
+        except ValueError as error:
+            raise TrustError(f"this party's part cannot be sent: {error}") from None
+
+    def see_sent(self, window: npt.NDArray[Any]) -> None:
+        """Take the same window as it leaves."""
+        self._hashes.extend(leaves(window))
+
+    @property
+    def _leaves(self) -> int:
+        return sum(map(len, self._tags))
+
+    def send(self, mask: Callable[[Words], Words] | None = None) -> None:
+        """After all windows: the tags and the receipt, to the server. mask: hides the tags, where parts are hidden."""
+        witness, exchanged = self._witness, self._exchanged
+        pads = self._key.pads(witness.party, self._leaves)
+        tags = added([np.concatenate(self._tags), pads] if self._tags else [], self._leaves)
+        salt = secrets.token_bytes(_SALT_BYTES)
+        names = {client for client, _ in exchanged.terms}
+        about = {
+            "attempt": exchanged.attempt,
+            "own": {client: list(numbers) for client, numbers in witness.own.items() if client in names},
+            "round": exchanged.round,
+            "sent": _salted(salt, root_of(self._hashes or leaves(np.empty(0, np.int64)))),
+            "weights": witness.weights,
+        }
+        receipt = witness.sign("receipt", about)
+        exchanged.receipts[witness.rank] = Signed(
+            receipt.kind, receipt.party, receipt.text, receipt.signature, {"salt": salt.hex()}
+        )
+        data = salt + bytes.fromhex(receipt.signature) + receipt.text.encode()
+        tags = tags if mask is None else mask(tags)
+        self._group.send_numbers([*tags.view(np.int64).tolist(), len(data)])
+        self._group.say(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
+
+
+class ServersPart:
+    """The server's side of the same sum."""
+
+    def __init__(self, witness: Witness, group: Group, round: int, scale: int, size: int) -> None:
+        self._witness, self._group = witness, group
+        self._exchanged = witness.begin(f"{group.generation}.{group.sequence}", round, scale)
+        self._hashes: dict[int, list[bytes]] = {}
+        self._total: Whole = np.empty(size, np.int64)
+
+    def see_part(self, rank: int, window: npt.NDArray[Any]) -> None:
+        """The next window of a rank's part, as it came."""
+        self._hashes.setdefault(rank, []).extend(leaves(window))
+
+    def watching(self, arriving: Iterator[Tensor], ranks: Sequence[int]) -> Iterator[Tensor]:
+        """Pass the windows on, and look at each. ranks: whose they are, in turn."""
+        for rank, window in zip(cycle(ranks), arriving, strict=False):
+            self.see_part(rank, window.numpy())
+            yield window
+
+    def see_sum(self, start: int, window: npt.NDArray[Any]) -> None:
+        """Take the sum of all parts, whole numbers, from `start` on."""
+        self._total[start : start + len(window)] = window
+
+    def finish(self, ranks: Sequence[int]) -> None:
+        """After all windows: take the tags and receipts of the ranks that sent a part.
+
+        Raises:
+            TrustError: a receipt is not about what came, and about this exchange.
+            PreflightError: it is none.
+        """
+        count = -(-len(self._total) // LEAF)
+        tags = []
+        for rank in ranks:
+            *numbers, length = self._group.receive_numbers(count + 1, rank)
+            if not 0 < length <= _MOST_BYTES:
+                raise PreflightError(f"rank {rank} announces a receipt of {length} bytes")
+            data = self._group.hear(torch.zeros(length, dtype=torch.uint8), rank).numpy().tobytes()
+            tags.append(np.array(numbers, np.int64).view(np.uint64))
+            self._exchanged.receipts[rank] = self._checked(rank, data)
+        self._exchanged.tags = added(tags, count)
+        self._exchanged.total = self._total
+
+    def unmask(self, remove: Callable[[Words], Words]) -> None:
+        """Once masks are known: take them from the sum of the tags."""
+        assert self._exchanged.tags is not None
+        self._exchanged.tags = remove(self._exchanged.tags)
+
+    def _checked(self, rank: int, data: bytes) -> Signed:
+        salt, signature, text = data[:_SALT_BYTES], data[_SALT_BYTES : _SALT_BYTES + 64], data[_SALT_BYTES + 64 :]
+        party = self._witness.identity.parties.get(rank, "")
+        receipt = Signed("receipt", party, text.decode("ascii", "replace"), signature.hex())
+        receipt.check(self._witness.identity.members)
+        said = receipt.about
+        expected = {
+            "attempt": self._exchanged.attempt,
+            "meeting": self._witness.meeting,
+            "round": self._exchanged.round,
+            "run": self._witness.run,
+            "sent": _salted(salt, root_of(self._hashes.get(rank) or leaves(np.empty(0, np.int64)))),
+            "weights": self._witness.weights,
+        }
+        if wrong := [name for name, value in expected.items() if said.get(name) != value]:
+            raise TrustError(
+                f"the receipt of `{party}` has another `{wrong[0]}` than what came here: somebody has changed its part "
+                "on the way, or it signs something else than it sends"
+            )
+        own = said.get("own")
+        known = {client: list(numbers) for client, numbers in self._witness.own.items()}
+        if not isinstance(own, dict) or any(known.get(client) != numbers for client, numbers in own.items()):
+            raise TrustError(f"the receipt of `{party}` has other numbers of its clients than their reports")
+        return receipt
+
+
+def _salted(salt: bytes, root: bytes) -> str:
+    """Digest of what was sent, which says nothing of it to those who have not the salt."""
+    return hashlib.sha256(salt + root).hexdigest()

@@ -1,0 +1,94 @@
+"""Tags by which silos check a sum that the server made: linear in the numbers, under keys that the server has not.
+
+The tag of a leaf of whole numbers k is t = Σ_j (k_j mod p) g_j + b mod p with p = 2^61 − 1. Factors g are the same for
+all silos, pads b of each silo's own, so the tags of a sum's terms add up to the tag of the sum. Who has not the key
+passes with a false leaf with probability 2^-60 at most, and learns nothing from a tag, which a pad hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from fedtorch.core.kernels import tag_sums
+from fedtorch.privacy.secure_sum.keys import derived
+from fedtorch.trust.merkle import LEAF
+
+P = (1 << 61) - 1
+"""The prime; sums are modulo it."""
+LARGEST = 1 << 53
+"""Above every |whole number| of a sum: one with p added to it would have the same tag."""
+
+Whole = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+
+def words(key: bytes, count: int, place: int = 0) -> Words:
+    """The first `count` words of 8 bytes, little-endian, of the ChaCha20 stream at a place, uint64.
+
+    place: another one is another stream; it stands in the nonce.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    cipher = Cipher(ChaCha20(key, bytes(8) + place.to_bytes(8, "little")), mode=None).encryptor()
+    return np.frombuffer(cipher.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)
+
+
+def reduced(numbers: Words) -> Words:
+    """The last 61 bits of each, modulo p: below p."""
+    kept = numbers & np.uint64(P)
+    kept[kept == P] = 0
+    return kept
+
+
+class TagKey:
+    """Factors and pads of one exchange, from the key that silos have in common; no other exchange may have its name."""
+
+    def __init__(self, key: bytes, exchange: str) -> None:
+        self._factors = derived(key, f"factors of tags/{exchange}")
+        self._key, self._exchange = key, exchange
+
+    def tags(self, numbers: Whole, first: int = 0) -> Words:
+        """Tag of each leaf without pads, uint64, below p. numbers: flat. first: the number of the first leaf.
+
+        Raises:
+            ValueError: a number is too large for one tag to mean one number.
+        """
+        if len(numbers) and max(int(numbers.max()), -int(numbers.min())) >= LARGEST:
+            raise ValueError(f"a number of a sum is {LARGEST} or larger, and could not be told from others by its tag")
+        found = np.empty(-(-len(numbers) // LEAF), np.uint64)
+        for place in range(len(found)):
+            leaf = numbers[place * LEAF : (place + 1) * LEAF]
+            found[place] = tag_sums(leaf, words(self._factors, len(leaf), first + place))
+        return found
+
+    def pads(self, party: str, leaves: int) -> Words:
+        """The pads of a party, one for each leaf of its part, uint64, below p."""
+        return reduced(words(derived(self._key, f"pads of tags/{self._exchange}/{party}"), leaves))
+
+
+def added(parts: Iterable[Words], leaves: int) -> Words:
+    """Sum of vectors of numbers below p, modulo p; so is the result. leaves: numbers of each."""
+    total = np.zeros(leaves, np.uint64)
+    for part in parts:
+        total += part  # below 2^62
+        np.subtract(total, np.uint64(P), out=total, where=total >= P)
+    return total
+
+
+def negative(part: Words) -> Words:
+    """Numbers that add up to 0 with these, modulo p."""
+    return np.where(part == 0, np.uint64(0), np.uint64(P) - part)
+
+
+def drawn_leaves(key: bytes, record: str, count: int, share: float) -> list[int]:
+    """Which leaves of a round are looked at, ascending: each with probability `share`, and one at least.
+
+    key: that all silos have in common, and the server has not. record: digest of what the server has signed before.
+    """
+    drawn = words(derived(key, f"leaves that are looked at/{record}"), count + 1)
+    found = np.flatnonzero(drawn[:count] < np.uint64(int(share * 2**64))).tolist()
+    return found or [int(drawn[count]) % count]

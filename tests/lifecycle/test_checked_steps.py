@@ -1,0 +1,470 @@
+"""Runs of which silos check the server's sum and step, on all ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from parties import PARTIES, SECRET, SYSTEM, as_party, digest, ends_well, make_places, run, write_config
+from patient import wait_for_return
+from ranks import expect_exit, free_port, run_ranks, start_ranks
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from fedtorch.comm.job.witness import Exchanged
+from fedtorch.core.errors import TrustError
+from fedtorch.rounds import opened_leaves
+from fedtorch.rounds.aggregation import Decision
+from fedtorch.rounds.checked_steps import CheckedSteps
+from fedtorch.rounds.opened_leaves import OpenedSteps
+from fedtorch.trust import verify
+from fedtorch.trust.kept import KeptLeaves
+from fedtorch.trust.keys import read_key
+from fedtorch.trust.merkle import LEAF, root
+from fedtorch.trust.receipts import ReceiptsFile, Signed
+from fedtorch.trust.tags import P
+
+pytest.importorskip("cryptography")
+
+CHECKED = {"trust": {"members": "members.yaml", "key": "own.key", "verify": "all"}}
+SECURE = {"privacy": {"clip": 1.0, "secure_sum": {"threshold": 1.0}}, "system": {**SYSTEM, "sum_scale": "public"}}
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    return make_places(tmp_path)
+
+
+def checked(verify: str | float) -> dict[str, Any]:
+    return {"trust": {"members": "members.yaml", "key": "own.key", "verify": verify}}
+
+
+@pytest.mark.parametrize("is_secret", [False, True])
+def test_checks_change_no_bit(is_secret: bool, places: Path) -> None:
+    changes: dict[str, Any] = SECURE if is_secret else {}
+    changes = changes | {"server": {"optimizer": "adam", "lr": 0.1}}
+    write_config(places, trust={}, **changes)
+    ends_well(run(places, environ=SECRET))
+    common = digest(places / "hub" / "run")
+    for share in ("all", 0.5):
+        write_config(places, **checked(share), **changes)
+        ends_well(run(places, "never"))
+        assert digest(places / "hub" / "run") == common
+        file = ReceiptsFile(places / "south/run/trust/south/receipts.jsonl")
+        assert [each.kind for each in file.signed].count("record") == 3
+        assert all(file.is_right(record, "south") for record in file.records())
+
+
+def as_party_of_a_lying_server(places: str) -> tuple[int, str]:
+    """In the second round one number of the sum is one more, and the server steps along that."""
+    if os.environ["RANK"] == "0":
+        take = CheckedSteps.take
+
+        def take_something_else(self: CheckedSteps, decision: Decision, grad: Tensor) -> None:
+            if self.context.round == 1:
+                found = self.witness.last
+                assert found is not None and found.total is not None
+                found.total[3] += 1
+                whole = torch.from_numpy(found.total.astype(np.float64))
+                mechanism, count = self.context.mechanism, len(decision.accepted)
+                grad = mechanism.step_of(whole, found.scale, count, grad.dtype)
+            take(self, decision, grad)
+
+        CheckedSteps.take = take_something_else  # type: ignore[assignment,method-assign]
+    return as_party(places)
+
+
+@pytest.mark.parametrize(("verify", "is_secret"), [("all", True), (0.999, False)])
+def test_a_sum_that_is_not_that_of_the_parts_ends_the_run_in_that_round(
+    verify: str | float, is_secret: bool, places: Path
+) -> None:
+    write_config(places, **checked(verify), **(SECURE if is_secret else {}))
+    ended = expect_exit(as_party_of_a_lying_server, len(PARTIES), str(places))
+    hub, *silos = [outcome.exit_code or outcome.result[0] for outcome in ended]
+    assert silos == [11] * len(silos) and hub == 11
+    for rank, name in PARTIES.items():
+        if rank:
+            log = (places / name / "run" / f"log.rank{rank}.txt").read_text()
+            assert "round 2: the sum is not that of the parts: 1 of" in log
+
+
+GOES_ON = {"on_loss": "continue", "min_silos": 2}
+RETURNED = [(0, True), (0, False), (1, False), (2, True), (2, False), (3, False)]
+
+
+Lie = Callable[[list[Signed], Tensor], None]
+
+
+def signed_anew(told: list[Signed], place: int = -1, by: str = "hub", **changes: Any) -> None:
+    """The text at a place says something else, and is signed by its party's key, which lies in another folder."""
+    old = told[place]
+    about = {name: value for name, value in old.about.items() if name not in ("kind", "party")} | changes
+    told[place] = Signed.by(read_key(Path(f"../{by}/own.key")), old.kind, old.party, about)
+
+
+def root_of(values: Tensor) -> str:
+    return root(values.numpy()).hex()
+
+
+def numbers_of(sums: Tensor) -> int:
+    """How many numbers the sum has; its tags follow."""
+    return len(sums) - -(-len(sums) // (LEAF + 1))
+
+
+def another_sum(told: list[Signed], sums: Tensor, at: int, more: int) -> None:
+    sums[at] += more
+    signed_anew(told, sum=root_of(sums[: numbers_of(sums)]))
+
+
+def without_receipt(told: list[Signed], party: str, accepted: list[str]) -> None:
+    del told[[each.party for each in told].index(party)]
+    receipts = {name: digest for name, digest in told[-1].about["receipts"].items() if name != party}
+    weights = [(1 / len(accepted)).hex() for _ in accepted]
+    signed_anew(told, receipts=receipts, accepted=accepted, weights=weights)
+
+
+def invented(told: list[Signed]) -> None:
+    more = Signed.by(read_key(Path("../hub/own.key")), "receipt", "east", told[0].about)
+    told.insert(0, more)
+    signed_anew(told, receipts={**told[-1].about["receipts"], "east": more.digest})
+
+
+def changed(told: list[Signed], place: int, **words: str) -> None:
+    told[place] = replace(told[place], **words)
+
+
+LIES: dict[str, tuple[str, Lie]] = {
+    "one more in one number": ("the sum is not that of the parts: 1 of", lambda t, s: another_sum(t, s, 3, 1)),
+    "the prime more": ("could not be told from others", lambda t, s: another_sum(t, s, 3, P)),
+    "a sum that is not the record's": ("another sum, or other tags", lambda t, s: s[0].add_(1)),
+    "another tag": ("another sum, or other tags", lambda t, s: s[-1].add_(1)),
+    "another tag in the record too": (
+        "the sum is not that of the parts",
+        lambda t, s: (s[-1].add_(1), signed_anew(t, tags=root_of(s[numbers_of(s) :].view(torch.uint64)))) and None,
+    ),
+    "other steps of the optimiser": (
+        "leaves another state",
+        lambda t, s: signed_anew(t, state={**t[-1].about["state"], "steps": 7}),
+    ),
+    "other weights after the step": ("comes to other weights", lambda t, s: signed_anew(t, next="00" * 32)),
+    "momentum out of nothing": ("leaves another state", lambda t, s: signed_anew(t, state={"steps": 0, "tensors": {}})),
+    "a silo left out, with its receipt": ("this party has sent a part", lambda t, s: without_receipt(t, "south", [])),
+    "another silo left out": (
+        "other clients, weights or another scale",
+        lambda t, s: without_receipt(t, "north", ["south", "west"]),
+    ),
+    "another one's part left out of the receipts alone": (
+        "no receipt says what `north` is weighed by",
+        lambda t, s: without_receipt(t, "north", ["north", "south", "west"]),
+    ),
+    "other weights": ("other clients, weights", lambda t, s: signed_anew(t, weights=[(0.5).hex()] * 3)),
+    "another scale": ("or another scale", lambda t, s: signed_anew(t, scale=t[-1].about["scale"] - 1)),
+    "an old round": ("another `round`", lambda t, s: signed_anew(t, round=0)),
+    "another past": ("another `previous`", lambda t, s: signed_anew(t, previous="11" * 32)),
+    "from elsewhere": ("another `from`", lambda t, s: signed_anew(t, **{"from": "11" * 32})),
+    "another meeting": ("not the server's of this meeting", lambda t, s: signed_anew(t, meeting="11" * 32)),
+    "an invented silo": ("was not signed by `east`", lambda t, s: invented(t)),
+    "a receipt that says something else": (
+        "was not signed by `north`",
+        lambda t, s: changed(t, 0, text=t[0].text.replace("sent", "seen")),
+    ),
+    "a receipt signed by the server": ("was not signed by `north`", lambda t, s: signed_anew(t, 0, round=1)),
+    "a receipt that the record does not name": (
+        "passes on other receipts",
+        lambda t, s: signed_anew(t, 0, "north", round=7),
+    ),
+    "a record of nobody": ("was not signed by `hub`", lambda t, s: changed(t, -1, signature="00" * 64)),
+    "a record of a silo": (
+        "not the server's of this meeting",
+        lambda t, s: t.__setitem__(-1, Signed.by(read_key(Path("own.key")), "record", "south", t[-1].about)),
+    ),
+    "nothing": ("is none", lambda t, s: t.clear()),
+    "a record that lacks something": ("is none", lambda t, s: t.__setitem__(-1, nothing_but_a_record(t[-1]))),
+}
+
+
+def nothing_but_a_record(old: Signed) -> Signed:
+    about = {name: old.about[name] for name in ("federation", "meeting", "members")}
+    return Signed.by(read_key(Path("../hub/own.key")), "record", "hub", about)
+
+
+def as_party_that_is_lied_to(places: str) -> tuple[int, str]:
+    """South sees every lie in place of the second round's record, and then the record."""
+    if os.environ["RANK"] == "2":
+        check = CheckedSteps._check_round
+
+        def check_lies(self: CheckedSteps, told: Sequence[Signed], exchanged: Exchanged, sums: Tensor) -> None:
+            found: dict[str, str] = {}
+            for name, (_, lie) in LIES.items() if self.context.round == 1 else ():
+                other, numbers, tensors = [*told], sums.clone(), self.context.server.tensors
+                lie(other, numbers)
+                kept = {key: tensor.clone() for key, tensor in tensors.items()}
+                try:
+                    check(self, other, exchanged, numbers)
+                except TrustError as error:
+                    found[name] = str(error)
+                for key, tensor in kept.items():
+                    tensors[key].copy_(tensor)
+                if name in found:
+                    assert self.chain.receipts.evidence.exists()
+            Path(f"lies.{self.context.round}.json").write_text(json.dumps(found))
+            check(self, told, exchanged, sums)
+
+        CheckedSteps._check_round = check_lies  # type: ignore[assignment,method-assign]
+    return as_party(places)
+
+
+def test_every_lie_of_a_record_is_found(places: Path) -> None:
+    write_config(places, **CHECKED, server={"optimizer": "sgd", "lr": 0.5, "momentum": 0.5})
+    ends_well(run_ranks(as_party_that_is_lied_to, len(PARTIES), str(places)))
+    found = json.loads((places / "south" / "lies.1.json").read_text())
+    for name, (said, _) in LIES.items():
+        assert said in found.get(name, "it was believed"), name
+        assert "round 2" in found[name] or "signed by" in found[name], name
+
+
+def chain(places: Path, party: str) -> list[Signed]:
+    return ReceiptsFile(places / "run/trust" / party / "receipts.jsonl").signed
+
+
+@pytest.mark.parametrize("fault", ["kill:phase=train,rank=1,round=2", "kill:phase=record,rank=0,round=2"])
+def test_killed_anywhere_the_chain_goes_on(fault: str, places: Path) -> None:
+    common = {"run": {"dir": str(places / "run"), "name": "parties"}, "checkpoint": {"every": 2}, "rounds": 4}
+    changes = {**common, **CHECKED, "server": {"optimizer": "adam", "lr": 0.1}}
+    write_config(places, **changes)
+    ends_well(run(places))
+    whole = digest(places / "run")
+    faults = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": f"{fault},attempt=0"}
+    ended = expect_exit(as_party, len(PARTIES), str(places), "never", environ=faults)
+    assert -9 in [outcome.exit_code for outcome in ended]
+    before = [len(chain(places, party)) for party in PARTIES.values()]
+    ends_well(run(places))
+    assert digest(places / "run") == whole
+    for party, count in zip(PARTIES.values(), before, strict=True):
+        signed = chain(places, party)
+        records = [each for each in signed if each.kind == "record"]
+        assert len(signed) > count and len({each.about["run"] for each in records}) == 1
+        for first, second in zip(records, records[1:], strict=False):
+            assert second.about["previous"] == first.digest
+    rounds = [(each.about["round"], "begins" in each.about) for each in chain(places, "hub") if each.kind == "record"]
+    assert rounds[0] == (0, True) and [pair for pair in rounds if pair[1]][1:] and rounds[-1] == (3, False)
+
+
+def as_party_that_is_awaited(places: str) -> tuple[int, str]:
+    wait_for_return(round=2)
+    return as_party(places)
+
+
+def test_a_silo_that_was_lost_comes_back_to_the_chain(places: Path) -> None:
+    common = {"run": {"dir": str(places / "run"), "name": "parties"}, "rounds": 4}
+    write_config(places, **common, **CHECKED, clients=GOES_ON, privacy={"colluders": 0})
+    environ = {"MASTER_PORT": str(free_port()), "FEDTORCH_TESTING": "1"}
+    faults = {**environ, "FEDTORCH_FAULTS": "kill:rank=2,round=1,phase=train"}
+    ranks = start_ranks(as_party_that_is_awaited, len(PARTIES), str(places), environ=faults)
+    ranks.processes[2].join(60)
+    alone = {**environ, "RANK": "2", "WORLD_SIZE": str(len(PARTIES))}
+    again = start_ranks(as_party_that_is_awaited, 1, str(places), environ=alone)
+    ended = ranks.join(90)
+    assert [ended[rank].result[0] for rank in (0, 1, 3)] == [0, 0, 0]
+    records = [each for each in chain(places, "south") if each.kind == "record"]
+    assert [(each.about["round"], "begins" in each.about) for each in records] == RETURNED
+    assert again.join(20)[0].result[0] == 0
+
+
+def shown_otherwise(opening: Any, part: int) -> None:
+    """One bit of a part of what is shown of the first leaf."""
+    list(opening._parts(opening.data))[part][0] ^= 1
+
+
+def said_otherwise(opening: Any, **changes: Any) -> None:
+    opening.after = {**opening.after, **changes}
+
+
+def root_of_its_own(opening: Any, name: str) -> None:
+    state = opening.after["state"]
+    said_otherwise(opening, state={**state, "tensors": {**state["tensors"], name: "11" * 32}})
+
+
+OPENED: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "a number of the sum": ("leaf 0 of the sum is not that of the record", lambda o: shown_otherwise(o, 0)),
+    "a tag": ("the sum is not that of the parts: 1 of", lambda o: shown_otherwise(o, 1)),
+    "the state before": ("leaf 0 of the first_moment is not", lambda o: shown_otherwise(o, 2)),
+    "a path of the sum": ("leaf 0 of the sum is not", lambda o: shown_otherwise(o, 4)),
+    "a path of the state before": ("leaf 0 of the second_moment is not", lambda o: shown_otherwise(o, 6)),
+    "a path of the state after": ("first_moment after the step is not", lambda o: shown_otherwise(o, 7)),
+    "a path of the weights": ("weights after the step is not", lambda o: shown_otherwise(o, 9)),
+    "other weights after the step": ("weights after the step is not", lambda o: said_otherwise(o, next="11" * 32)),
+    "another state after the step": (
+        "second_moment after the step is not",
+        lambda o: root_of_its_own(o, "second_moment"),
+    ),
+    "another scale": ("after the step is not", lambda o: said_otherwise(o, scale=o.after["scale"] - 1)),
+    "other steps": (
+        "counts other steps",
+        lambda o: said_otherwise(o, state={**o.after["state"], "steps": 7}),
+    ),
+}
+
+
+def as_party_that_is_shown_something_else(places: str) -> tuple[int, str]:
+    if os.environ["RANK"] == "2":
+        check = opened_leaves._Opening.check
+
+        def check_lies(self: Any, steps: OpenedSteps) -> KeptLeaves:
+            found: dict[str, str] = {}
+            for name, (_, lie) in OPENED.items() if steps.context.round == 1 else ():
+                other = deepcopy(self)
+                lie(other)
+                try:
+                    check(other, steps)
+                except TrustError as error:
+                    found[name] = str(error)
+            Path(f"lies.{steps.context.round}.json").write_text(json.dumps(found))
+            return check(self, steps)
+
+        opened_leaves._Opening.check = check_lies  # type: ignore[method-assign]
+    return as_party(places)
+
+
+def test_every_lie_of_an_opened_leaf_is_found(places: Path) -> None:
+    write_config(places, **checked(0.999), server={"optimizer": "adam", "lr": 0.1})
+    ends_well(run_ranks(as_party_that_is_shown_something_else, len(PARTIES), str(places)))
+    found = json.loads((places / "south" / "lies.1.json").read_text())
+    for name, (said, _) in OPENED.items():
+        assert said in found.get(name, "it was believed"), (name, found.get(name))
+
+
+Changed = Callable[[Path, list[dict[str, Any]]], None]
+
+
+def in_text(kind: str, old: str, new: str) -> Changed:
+    """Change a word of the last text of a kind, by whoever can write the file."""
+
+    def change(folder: Path, lines: list[dict[str, Any]]) -> None:
+        line = [line for line in lines if line["kind"] == kind][-1]
+        assert old in line["text"], line["text"]
+        line["text"] = line["text"].replace(old, new)
+
+    return change
+
+
+def again_by_the_server(**changes: Any) -> Changed:
+    """Change the last record but one and sign it anew, as the server can; its digest is then another one."""
+
+    def change(folder: Path, lines: list[dict[str, Any]]) -> None:
+        line = [line for line in lines if line["kind"] == "record"][-2]
+        told = Signed.of(line).about
+        about = {name: value for name, value in told.items() if name not in ("kind", "party")} | changes
+        line.update(Signed.by(read_key(folder.parents[3] / "hub/own.key"), "record", "hub", about).sent())
+
+    return change
+
+
+def without(kind: str) -> Changed:
+    def change(folder: Path, lines: list[dict[str, Any]]) -> None:
+        lines.remove([line for line in lines if line["kind"] == kind][2])
+
+    return change
+
+
+def without_acknowledgements(folder: Path, lines: list[dict[str, Any]]) -> None:
+    """Two silos have said nothing of the record of the first round."""
+    record = Signed.of([line for line in lines if line["kind"] == "record"][1]).digest
+    found = [line for line in lines if line["kind"] == "acknowledgement" and record in line["text"]]
+    for line in [line for line in found if line["party"] in ("north", "west")]:
+        lines.remove(line)
+
+
+def another_order(folder: Path, lines: list[dict[str, Any]]) -> None:
+    records = [number for number, line in enumerate(lines) if line["kind"] == "record"]
+    lines[records[1]], lines[records[2]] = lines[records[2]], lines[records[1]]
+
+
+def another_leaf(name: str) -> Changed:
+    def change(folder: Path, lines: list[dict[str, Any]]) -> None:
+        path = sorted(folder.glob("leaves/*"))[0]
+        arrays = load_file(path)
+        arrays[name].view(np.uint8)[0] ^= 1
+        save_file(arrays, path)
+
+    return change
+
+
+CHANGES: dict[str, tuple[str, Changed]] = {
+    "a client": ("was not signed by `hub`", in_text("record", '"accepted":["north"', '"accepted":["norht"')),
+    "a weight": ("was not signed by `hub`", in_text("record", '"weights":["0x1.5', '"weights":["0x1.6')),
+    "a scale": ("was not signed by `hub`", in_text("record", '"scale":', '"scale":-')),
+    "the sum": ("was not signed by `hub`", in_text("record", '"sum":"', '"sum":"0')),
+    "the state": ("was not signed by `hub`", in_text("record", '"steps":3', '"steps":4')),
+    "a receipt": ("was not signed by", in_text("receipt", '"round":2', '"round":1')),
+    "an acknowledgement": ("was not signed by", in_text("acknowledgement", "oath/closing", "oath/gather")),
+    "a signature": ("was not signed by `hub`", lambda f, ls: ls[0].update(signature="00" * 64)),
+    "the order": ("but before it stands", another_order),
+    "a record less": ("but before it stands", without("record")),
+    "a receipt less": ("that the record of round 1 names is not there", without("receipt")),
+    "acknowledgements less": ("was acknowledged by 1 of 3 silos (south)", without_acknowledgements),
+    "a record that the server has signed anew": ("but before it stands", again_by_the_server(scale=1)),
+    "a number that is kept": ("is not of its sum", another_leaf("sums")),
+    "a tag that is kept": ("is not the sum of the parts", another_leaf("tags")),
+    "a path that is kept": ("is not of its sum", another_leaf("paths")),
+    "no key": ("the key of the tags", lambda f, ls: next(f.glob("tags.*.key")).unlink()),
+    "no list of members": ("name it with --members", lambda f, ls: next(f.glob("members.*")).unlink()),
+    "another list of members": (
+        "name it with --members",
+        lambda f, ls: next(f.glob("members.*")).open("a").write("# a word more") and None,
+    ),
+    "no text": ("line 3 of", lambda f, ls: ls.__setitem__(2, {"kind": "record"})),
+}
+
+
+def test_all_parties_can_verify_the_run_and_see_what_was_changed_since(
+    places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config(places, **checked("all"), rounds=3, server={"optimizer": "adam", "lr": 0.1})
+    ends_well(run(places))
+    capsys.readouterr()
+    for name in PARTIES.values():
+        assert verify.main([str(places / name / "run")]) == 0
+        said = capsys.readouterr().out
+        assert "records           4, rounds 1 to 3, in one chain" in said and "all of it is right" in said
+        assert ("of 12 leaves in 3 rounds" if name != "hub" else "no leaves are kept here") in said
+    before = places / "south/run"
+    for name, (expected, change) in CHANGES.items():
+        copied = places / "south" / "copy"
+        shutil.copytree(before, copied)
+        folder = copied / "trust/south"
+        lines = [json.loads(line) for line in (folder / "receipts.jsonl").read_text().splitlines()]
+        change(folder, lines)
+        (folder / "receipts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        code, told = verify.main([str(copied)]), capsys.readouterr()
+        assert (code in (8, 11)) and expected in told.err, (name, code, told)
+        shutil.rmtree(copied)
+
+
+def test_two_records_of_one_exchange_are_proof_against_the_server(
+    places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config(places, **checked("all"))
+    ends_well(run(places))
+    file = places / "north/run/trust/north/receipts.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    ours, other = str(places / "south/run"), places / "other.jsonl"
+    assert verify.main([ours, "--beside", str(file)]) == 0
+    in_text("record", '"scale":', '"scale":-')(file.parent, lines)
+    other.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert verify.main([ours, "--beside", str(other)]) == 0  # anybody can write that
+    again_by_the_server(scale=1)(file.parent, lines)
+    other.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert verify.main([ours, "--beside", str(other)]) == 11
+    assert "`hub` has signed two records of one exchange: the record of round 1" in capsys.readouterr().err
+    assert verify.main([str(places), "--beside", str(file)]) == 2
+    assert verify.main([ours, "--beside", "nowhere"]) == 2
