@@ -162,8 +162,8 @@ class Process:
         """A gate that has read its policy and has yet to be told what it is the gate of."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "fedtorch.lifecycle.gate", "--policy", str(policy)]
-        path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")]))
-        environ = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}  # nothing from the working directory
+        # nothing from the working directory, nor from where plug-ins lie
+        environ = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "PYTHONSAFEPATH": "1"}
         with there:
             process = subprocess.Popen(
                 [*command, "--socket", str(there.fileno())],

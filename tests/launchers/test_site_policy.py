@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +161,46 @@ def test_a_run_goes_through_a_gate_to_its_end_with_the_same_bits(places: Path) -
         "south"
     }
     assert {each["verdict"] for each in decisions} <= {"allowed", "not asked for"}
+
+
+def children(process: subprocess.Popen[str]) -> dict[str, int]:
+    """Process ids of a side's gate and of its rank."""
+    found = {}
+    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        is_gate = b"fedtorch.lifecycle.gate" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        found["gate" if is_gate else "rank"] = int(pid)
+    return found
+
+
+def killed(places: Path, which: str) -> dict[str, tuple[int, str]]:
+    """How all end where one process of south's is killed once it has let out an update."""
+    port, words = free_port(), ("--set", "rounds=12", "checkpoint.every=1")
+    started = {name: start(places, name, port, *words) for name in PARTIES.values() if name != "south"}
+    south = started["south"] = start(places, "south", port, *words, "--policy", "policy.yaml")
+    written, give_up_at = places / "south" / "run" / "policy.jsonl", time.monotonic() + 60
+    while not (written.exists() and '"at": "round 1"' in written.read_text()) and time.monotonic() < give_up_at:
+        time.sleep(0.05)
+    os.kill(children(south)[which], signal.SIGKILL)
+    return ended(started)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_rank_that_was_killed_goes_on_with_the_same_gate(places: Path) -> None:
+    found = killed(places, "rank")
+    assert {name: code for name, (code, _) in found.items()} == dict.fromkeys(found, 0), found
+    assert "started again" in found["south"][1]
+    decisions = [json.loads(line) for line in (places / "south" / "run" / "policy.jsonl").read_text().splitlines()]
+    assert {each["at"] for each in decisions if "root" in each} == {f"round {number}" for number in range(12)}
+    assert "refused" not in {each["verdict"] for each in decisions}
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_gate_that_was_killed_ends_its_side_and_nothing_leaves_any_more(places: Path) -> None:
+    found = killed(places, "gate")
+    assert found["south"][0] == 11 and "this side's gate has ended" in found["south"][1], found["south"]
+    assert all(code for code, _ in found.values())
 
 
 @pytest.mark.slow

@@ -137,6 +137,12 @@ def much_mail(gate: Gate) -> None:
     gate.sign(gathering(0), mail(*[report()] * 8))
 
 
+def a_byte_too_much(gate: Gate) -> None:
+    gate.policy = replace(gate.policy, limits=replace(gate.policy.limits, bytes_per_round=799 + len(mail(report()))))
+    gate.pass_update("south", 0, UPDATE)
+    gate.sign(gathering(0), mail(report()))
+
+
 def of_other_weights(gate: Gate) -> None:
     gate.pass_update("south", 0, UPDATE)
     gate.sign(note("oath/gather/3/2", B))
@@ -174,6 +180,7 @@ def sent(*packets: Packet) -> Callable[[Gate], None]:
         (of_a_round_before, "limits.rounds"),
         (by_day, "limits.between"),
         (much_mail, "limits.bytes_per_round"),
+        (a_byte_too_much, "limits.bytes_per_round"),
         (of_other_weights, "initial"),
         (without_update, "may_leave.parameters"),
         (of_an_earlier_update, "may_leave.parameters"),

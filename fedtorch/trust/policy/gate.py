@@ -100,6 +100,8 @@ class Gate:
     """Round of the last update or report."""
     num_bytes: int = 0
     """Bytes of reports that left in this round."""
+    numbers: int = 0
+    """Of the last update."""
     passed: dict[str, int] = field(default_factory=dict)
     """Client -> bytes of its update of this round, which the gate has measured."""
     reported: set[float] = field(default_factory=set)
@@ -162,7 +164,8 @@ class Gate:
             if not norm(vector) <= self.policy.require.clip * (1 + _SLACK):
                 self._refuse("require.clip", "an update that is longer than the clip")
         self.passed[client] = vector.nbytes
-        self._check_bytes(len(vector))
+        self.numbers = len(vector)
+        self._check_bytes()
         found = root(vector.view(np.uint8), LEAF * vector.itemsize).hex()
         self._allow("may_leave.parameters", client=client, root=found)
         return found
@@ -207,7 +210,7 @@ class Gate:
                 self._refuse("may_leave.parameters", "a report on an update that the gate has not measured")
             self.reported |= {*each.numbers}
         self.num_bytes += len(mail)
-        self._check_bytes(0)
+        self._check_bytes()
         self._allow("may_leave.reports", kinds=sorted({each.kind for each in found}), bytes=len(mail))
 
     def _enter(self, round: int) -> None:
@@ -232,10 +235,10 @@ class Gate:
                     self._refuse("may_leave.parameters", "an update of a parameter that no pattern allows")
                 at += count
 
-    def _check_bytes(self, numbers: int) -> None:
+    def _check_bytes(self) -> None:
         """Bytes of the round: as one sum of whole numbers or as single updates, whichever is more, and the reports."""
         most = self.policy.limits.bytes_per_round
-        whole = max(numbers * _WHOLE, sum(self.passed.values()))
+        whole = max(self.numbers * _WHOLE if self.passed else 0, sum(self.passed.values()))
         if most is not None and whole + self.num_bytes > most:
             self._refuse("limits.bytes_per_round", "more bytes than a round may have")
 
