@@ -13,7 +13,7 @@ from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.lifecycle.losing import what_is_here
 
-from . import silo
+from . import silo, site_policy
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.join") -> int:
@@ -21,6 +21,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.join"
     parser = silo.parser(prog, __doc__)
     parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where it serves")
     parser.add_argument("--silo", required=True, metavar="CLIENT", help="a client of system.pinned that is here")
+    site_policy.add_options(parser)
     args = parse(parser, arguments, needs_config=True)
 
     def side(config: Config, ranks: dict[int, list[str]]) -> tuple[int, list[str]]:

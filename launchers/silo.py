@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from fedtorch.comm.job.parties import Identity
 from fedtorch.comm.job.public import refuse_public
 from fedtorch.comm.job.signing import VARIABLE, job_secret, read_secret
 from fedtorch.comm.job.store import OPTION as ADDRESS_OPTION
@@ -27,6 +29,7 @@ from fedtorch.lifecycle.status import write_status
 
 from . import start_words
 from .keep import MAX_RESTARTS, Kept, say
+from .site_policy import Site
 from .submit import Request
 
 PORT = 29500
@@ -134,51 +137,92 @@ def run(prog: str, args: argparse.Namespace, name: str, option: str, side: Side)
 
     name: of the launcher. option: by which the server's address was given, without dashes.
     """
-    request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
-    try:
-        config = request.load()
-        given = getattr(args, option)
-        place = address(given, f"--{option}", config)
-        ranks = silos(config)
-        if config.clients.min_silos is None:
-            request = replace(request, overrides=(*request.overrides, f"clients.min_silos={MIN_SILOS}"))
-            config = request.load()
-        rank, told = side(config, ranks)
-        command = _command(name, args, [f"--{option}", given, *(["--silo", args.silo] if rank else [])])
-        secret = read_secret(args.secret_file) if args.secret_file else os.environ.get(VARIABLE, "")
-        if (party := identity_of(config, rank)) is not None:
-            secret = ""  # each party has a key of its own
-            told.append(f"this side signs as {party.parties[rank]}; {party.described}")
-        elif secret:
-            job_secret({VARIABLE: secret}, config.folder)  # long enough?
-        else:
-            raise PreflightError(
-                f"{VARIABLE} is not set, or empty, and there is no --secret-file; make one (openssl rand -hex 32), "
-                "give it to every silo by another way than this wire, and set it to the same on all of them; or let "
-                "each side have a key of its own (trust.members, docs/trust.md)"
-            )
-        environ = environment(rank, len(ranks) + 1, place, f"--{option}", secret, command, stays_s(config))
-        who = " and ".join(ranks.get(rank, ()))
-        if rank:
-            environ[SILO] = who
-        print("\n".join(told), flush=True)
+    with ExitStack() as left:
         try:
-            return Kept(request.arguments(), environ, config.folder, say(prog)).run(args.max_restarts)
-        except RestartsError as error:
-            has_time = config.tells_times
-            if not rank:
-                write_status(config.folder, code=error.exit_code, reason=str(error), command=command, has_time=has_time)
-            else:
-                write_silo_status(config, who, code=error.exit_code, reason=str(error), command=command)
-            raise
-    except FedtorchError as error:
-        return print_error(error, prog)
+            site = Site.of(args)  # before code of others is imported
+            if site is not None:
+                left.callback(site.close)
+            request = Request(tuple(args.config), tuple(args.set), ("--resume", args.resume))
+            config = request.load()
+            given = getattr(args, option)
+            place = address(given, f"--{option}", config)
+            ranks = silos(config)
+            if config.clients.min_silos is None:
+                request = replace(request, overrides=(*request.overrides, f"clients.min_silos={MIN_SILOS}"))
+                config = request.load()
+            rank, told = side(config, ranks)
+            if site is not None:
+                site.judge(config, ranks[rank], size=len(ranks) + 1)
+                if args.dry_run:
+                    return site.show()
+            command = _command(name, args, [f"--{option}", given, *(["--silo", args.silo] if rank else [])])
+            secret, party = _proof(config, rank, args, {} if site is None else site.environ)
+            print("\n".join([*told, *_signs(party, rank)]), flush=True)
+            environ = environment(rank, len(ranks) + 1, place, f"--{option}", secret, command, stays_s(config))
+            who = " and ".join(ranks.get(rank, ()))
+            if rank:
+                environ[SILO] = who
+            if site is not None and party is not None:
+                environ |= site.taking_part(config, party.parties[rank], rank)
+            kept = Kept(request.arguments(), environ, config.folder, say(prog))
+            code = _kept(kept, args.max_restarts, config, who, command)
+            if site is not None:
+                site.check()
+            return code
+        except FedtorchError as error:
+            return print_error(error, prog)
+
+
+def _signs(party: Identity | None, rank: int) -> list[str]:
+    """Say who this side is, where it has a key of its own."""
+    return [] if party is None else [f"this side signs as {party.parties[rank]}; {party.described}"]
+
+
+def _proof(
+    config: Config, rank: int, args: argparse.Namespace, environ: Mapping[str, str]
+) -> tuple[str, Identity | None]:
+    """The secret that all sides share, none where each has a key of its own; then who this side is.
+
+    environ: names its gate, where it has one.
+
+    Raises:
+        PreflightError: there is neither, or this side may not take part.
+    """
+    secret = read_secret(args.secret_file) if args.secret_file else os.environ.get(VARIABLE, "")
+    if (party := identity_of(config, rank, environ=environ)) is not None:
+        return "", party
+    if secret:
+        job_secret({VARIABLE: secret}, config.folder)  # long enough?
+        return secret, None
+    raise PreflightError(
+        f"{VARIABLE} is not set, or empty, and there is no --secret-file; make one (openssl rand -hex 32), "
+        "give it to every silo by another way than this wire, and set it to the same on all of them; or let "
+        "each side have a key of its own (trust.members, docs/trust.md)"
+    )
+
+
+def _kept(kept: Kept, max_restarts: int, config: Config, who: str, command: str) -> int:
+    """The exit code of a rank that is kept running. who: clients of its silo; empty: it is the server.
+
+    Raises:
+        RestartsError: no restart is left; status.json says so.
+    """
+    try:
+        return kept.run(max_restarts)
+    except RestartsError as error:
+        if not who:
+            reason, has_time = str(error), config.tells_times
+            write_status(config.folder, code=error.exit_code, reason=reason, command=command, has_time=has_time)
+        else:
+            write_silo_status(config, who, code=error.exit_code, reason=str(error), command=command)
+        raise
 
 
 def _command(name: str, args: argparse.Namespace, place: list[str]) -> str:
     """Command that starts this side again; place: the options that say which side it is."""
     again = [*start_words(name), *place]
     again += ["--secret-file", str(args.secret_file)] if args.secret_file else []
+    again += ["--policy", str(args.policy)] if getattr(args, "policy", None) else []
     again += ["--config", *map(str, args.config)]
     again += ["--max-restarts", str(args.max_restarts)] if args.max_restarts != MAX_RESTARTS else []
     return shlex.join([*again, *set_options(args.set)])

@@ -18,7 +18,7 @@ from sources import FILES, LAUNCHERS, PACKAGE, offenders, text, tree
 # `config` may also import any room's `settings`, where the keys of the section that configures the room are declared.
 ROOMS: dict[str, set[str]] = {
     # processes around `main`; `cli` and `api` look them up by name
-    "launchers": {"main", "lifecycle", "setup", "rounds", "comm", "tracking", "config", "core"},
+    "launchers": {"main", "lifecycle", "setup", "rounds", "comm", "trust", "tracking", "config", "core"},
     "cli": {"core"},  # it looks the other rooms up by name, once it knows which one is asked for
     "main": {"lifecycle", "planning", "setup", "config", "core"},
     # what Python code calls in place of commands

@@ -181,10 +181,22 @@ class Communicator(ABC):
         """
 
     def refuse(self, told: str, code: int) -> None:  # noqa: B027  # nobody else is there
-        """On the server alone: end the others, which raise an error of this code with this text where they meet next.
+        """On one rank: end the others, which raise an error of this code with this text where they meet next.
 
         Waits until they have come there, or one of them is known to be lost. The job is over then.
         """
+
+    def pass_updates(self, local: UpdateBuffer, reports: Sequence[Report], *, round: int) -> None:
+        """Where this side has a gate: let it measure the updates of these reports, of which nothing has left yet.
+
+        Raises:
+            PolicyError: one of them must not leave.
+        """
+        if self.member is None:
+            return
+        for report in reports:
+            if report.status == "ok" and report.client in local:
+                self.member.store.signature.pass_update(report.client, round, local.get(report.client))
 
     @abstractmethod
     def enable_loss_recovery(self) -> None:

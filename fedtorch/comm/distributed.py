@@ -248,7 +248,7 @@ class DistributedCommunicator(Communicator):
             self.witness = self._transcript.witness(self._rendezvous, self.lost)
 
     def refuse(self, told: str, code: int) -> None:
-        """Tell every rank that this one refuses the job, as the base class says."""
+        """As the base class says."""
         self._rendezvous.refuse(told, code)
 
     def enable_loss_recovery(self) -> None:

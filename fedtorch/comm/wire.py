@@ -122,6 +122,25 @@ def _decode_at(
     return Packet(client, KINDS[kind], content["status"], content["numbers"], lists), body + length
 
 
+def read_any(data: bytes, num_clients: int) -> list[Packet]:
+    """The messages that lie end to end in `data`, of whatever round and meeting, for who looks at them on their way.
+
+    Raises:
+        PreflightError: there is anything else in it, or one is not written as `encode` writes it.
+    """
+    messages, start = [], 0
+    while start < len(data):
+        if len(data) - start < _HEADER.size:
+            raise PreflightError(f"{len(data) - start} bytes follow the last message; expected none")
+        _, _, _, round, sequence, *_ = _HEADER.unpack_from(data, start)
+        message, end = _decode_at(data, start, round, sequence, num_clients, MAX_BYTES)
+        if encode(message, round=round, sequence=sequence) != data[start:end]:
+            raise PreflightError(f"a message of client {message.client} is not written as this package writes it")
+        messages.append(message)
+        start = end
+    return messages
+
+
 def to_tensor(data: bytes) -> Tensor:
     """The bytes as a tensor of its own."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)

@@ -166,6 +166,14 @@ class TrustError(FedtorchError, RuntimeError):
     exit_code = 11
 
 
+class PolicyError(TrustError):
+    """A site's own policy forbids what was about to leave it, so nothing has. `told` is what the others hear."""
+
+    def __init__(self, message: str = "", *, told: str = "") -> None:
+        super().__init__(message)
+        self.told = told
+
+
 class PeerError(RuntimeError):
     """Another rank of this worker failed at the client that they train together; its error is in its own log."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
@@ -14,13 +16,17 @@ from fedtorch.privacy.secure_sum.answers import Answers
 from fedtorch.setup.rules.trust import check_order, check_parties
 from fedtorch.trust.keys import needs_cryptography, read_key
 from fedtorch.trust.members import Members, Role, read_members
+from fedtorch.trust.policy.remote import GateKey
 from fedtorch.trust.receipts import FOLDER
 
 
-def identity_of(config: Config, rank: int, today: date | None = None) -> Identity | None:
+def identity_of(
+    config: Config, rank: int, today: date | None = None, environ: Mapping[str, str] = os.environ
+) -> Identity | None:
     """Who this rank is, and who the others are; None where `trust` is not set.
 
-    today: for `until` in the list; None: by this machine's clock.
+    today: for `until` in the list; None: by this machine's clock. environ: names the gate that has this side's key,
+    where there is one; else the key is read here.
 
     Raises:
         ConfigError: the list cannot be read or cannot be, or the run's clients do not fit it.
@@ -35,7 +41,7 @@ def identity_of(config: Config, rank: int, today: date | None = None) -> Identit
     members.check(roles, today or date.today())
     if config.trust.key is None:
         raise ConfigError("trust.members is set but trust.key is not; name the file with this side's own key")
-    key, name = read_key(Path(config.trust.key)), parties.get(rank)
+    key, name = GateKey.of(environ) or read_key(Path(config.trust.key)), parties.get(rank)
     if name is None or members.by_name[name].key != key.public:
         owner = members.owner(key.public)
         whose = f"that of `{owner}`" if owner else "nobody's there"

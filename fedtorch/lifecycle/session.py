@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
@@ -27,7 +27,7 @@ from fedtorch.config.load import companions
 from fedtorch.config.schema import Config
 from fedtorch.config.system import port_range
 from fedtorch.core import devices
-from fedtorch.core.errors import ConfigError, FedtorchError, LostRankError
+from fedtorch.core.errors import ConfigError, FedtorchError, LostRankError, PolicyError
 from fedtorch.core.model_folder import MODEL
 from fedtorch.core.names import Names
 from fedtorch.core.weights import release
@@ -37,6 +37,7 @@ from fedtorch.lifecycle.losing import saying_what_is_here, who
 from fedtorch.lifecycle.losses import agree_on_left_out, note_losses
 from fedtorch.lifecycle.model_cards import write_cards
 from fedtorch.lifecycle.parties import identity_of, keep_answers
+from fedtorch.lifecycle.policy_refusal import refusal
 from fedtorch.lifecycle.results import show_beside, table
 from fedtorch.lifecycle.run_files import open_run
 from fedtorch.lifecycle.signals import StopFlag
@@ -97,6 +98,8 @@ class Session:
 
     def train(self, config: Config) -> None:
         """All runs that `config` describes, from the first check to the last table."""
+        if told := refusal():
+            self._refuse(config, told)
         missed = None if self.rank or self.resume != "auto" or STAY not in os.environ else remembered(config)
         again = self._take_part(config, None) if missed is None else self._stay_again(config, missed)
         while again is not None:
@@ -109,6 +112,15 @@ class Session:
                     raise
                 log.warning("a rank that came back after the run's end was lost again, or has failed: %s", error)
                 again = self._stay(member, member.entry.hosts, known)
+
+    def _refuse(self, config: Config, told: str) -> NoReturn:
+        """Meet the others, if they come, to tell them that this side takes no part."""
+        try:
+            with self._join(config, tuple(config.system.pinned), None) as comm:
+                comm.refuse(told, PolicyError.exit_code)
+                raise PolicyError(told, told=told)
+        except FedtorchError as error:
+            raise PolicyError(told, told=told) from error
 
     def _stay(self, member: JobMember | None, hosts: tuple[str, ...], config: Config) -> _Again | None:
         """On the server, after the run's end: with what it takes part for those that missed it, once there are some."""
@@ -145,6 +157,9 @@ class Session:
                 comm = joined.enter_context(self._join(config, _names(runs), again))
             try:
                 self._run_all(runs, comm, "auto" if again else self.resume)
+            except PolicyError as error:
+                comm.refuse(error.told, error.exit_code)
+                raise
             except Returned:
                 if comm.is_server:
                     log.info("rank %s is back; all go on together", ", ".join(map(str, sorted(comm.returned))))

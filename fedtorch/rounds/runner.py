@@ -170,6 +170,7 @@ class Runner:
         self.saving.finish()
         with context.timed("train"):
             self._finish_evaluation()
+            context.comm.pass_updates(context.updates, own, round=context.round)
             gathered = members.meet("gather", partial(context.comm.gather_reports, own, oath=self.steps.oath()))
         with context.timed("aggregate"):
             reports = of_cohort(gathered, self.trainer.drawn)

@@ -7,10 +7,9 @@ import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,10 +24,10 @@ from fedtorch.core.client import Client
 from fedtorch.core.clients import names_of
 from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.names import Names
-from fedtorch.core.version import PACKAGE
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, own_device, place
+from fedtorch.setup.code import code_digest
 from fedtorch.setup.engine import divide, make_engine
 from fedtorch.setup.mechanism import make_mechanism
 from fedtorch.setup.plan import Plan
@@ -183,13 +182,15 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
     return _whole(plan, placement, engine, remarks)
 
 
-def rebuild(config: Config) -> BuiltRun:
-    """A run that is over, in one process on the CPU, to look at its models: no client's rows are read.
+def rebuild(config: Config, num_ranks: int = 1) -> BuiltRun:
+    """A run that is over, or has not begun, in one process on the CPU, to look at it: no client's rows are read.
+
+    num_ranks: of the job that is looked at.
 
     Raises:
         ConfigError, DataError: the model, its vocabulary or the data's manifest cannot be read.
     """
-    plan = Plan.of(config, 1)
+    plan = Plan.of(config, num_ranks)
     engine = make_engine(
         config,
         lambda: plan.task.build_model(config.run.seed),
@@ -228,19 +229,6 @@ def _name_idle_clients(plan: Plan) -> None:
         log.warning("%d clients have no training examples and take no part: %s", len(empty), ", ".join(empty[:10]))
 
 
-def code_digest(*classes: Any) -> str:
-    """sha256 of the package's source files and of the files that define `classes` (a user's algorithm or trainer)."""
-    files = dict(_package_files())
-    for cls in classes:
-        module = __import__(cls.__module__, fromlist=["_"])
-        if path := getattr(module, "__file__", None):
-            files.setdefault(f"{cls.__module__}:{cls.__qualname__}", Path(path).read_bytes())
-    hasher = hashlib.sha256()
-    for name in sorted(files):
-        hasher.update(name.encode() + b"\0" + files[name])
-    return hasher.hexdigest()[:16]
-
-
 def _versions(*packages: str) -> dict[str, str]:
     """Versions of packages that trainers are made of, whose arithmetic changes between them."""
     return {name: version(name) for name in packages if find_spec(name) is not None}
@@ -249,8 +237,3 @@ def _versions(*packages: str) -> dict[str, str]:
 def _cohort_digest(drawn: Sequence[tuple[Client, int]]) -> str:
     """Equal exactly when the same clients were drawn as often."""
     return hashlib.sha256(",".join(f"{client.index}:{draws}" for client, draws in drawn).encode()).hexdigest()[:16]
-
-
-@cache
-def _package_files() -> dict[str, bytes]:
-    return {path.relative_to(PACKAGE).as_posix(): path.read_bytes() for path in PACKAGE.rglob("*.py")}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fedtorch.core.errors import ConfigError, PreflightError
 from fedtorch.core.extras import require
@@ -44,21 +45,44 @@ class PrivateKey:
         """The public key that belongs to it, 32 bytes."""
         return self._key.public_key().public_bytes_raw()
 
-    def sign(self, text: bytes) -> bytes:
-        """The signature of a text, 64 bytes; of the same text always the same."""
-        return self._key.sign(text)
+    def sign(self, text: bytes, beside: bytes = b"") -> bytes:
+        """The signature of a text and of the bytes that go with it, 64 bytes; of the same always the same."""
+        return self._key.sign(_whole(text, beside))
 
 
-def is_signed(text: bytes, signature: bytes, public: bytes) -> bool:
-    """Has who holds the private key of `public` signed the text?"""
+class Signer(Protocol):
+    """Signs for a party: its key itself, or a gate that holds it (`trust.policy.remote`)."""
+
+    @property
+    def path(self) -> Path:
+        """File with the key, for messages."""
+        ...
+
+    @property
+    def public(self) -> bytes:
+        """The public key, 32 bytes."""
+        ...
+
+    def sign(self, text: bytes, beside: bytes = b"") -> bytes:
+        """The signature of a text and of the bytes that go with it, 64 bytes."""
+        ...
+
+
+def is_signed(text: bytes, signature: bytes, public: bytes, beside: bytes = b"") -> bool:
+    """Has who holds the private key of `public` signed the text, and the bytes that go with it?"""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _whole(text, beside))
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+def _whole(text: bytes, beside: bytes) -> bytes:
+    """Stand for a text and what goes with it; of a text alone it is the text."""
+    return text + b"\0" + hashlib.sha256(beside).hexdigest().encode() if beside else text
 
 
 def needs_cryptography() -> None:

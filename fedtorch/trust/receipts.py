@@ -16,7 +16,7 @@ from typing import Any
 
 from fedtorch.core.errors import CheckpointError, TrustError
 from fedtorch.privacy.owner_files import append_own, whole_lines, write_own
-from fedtorch.trust.keys import PrivateKey, is_signed
+from fedtorch.trust.keys import Signer, is_signed
 from fedtorch.trust.members import Members
 
 FOLDER = "trust"
@@ -51,7 +51,7 @@ class Signed:
     """What is kept beside it by this party alone, and never sent."""
 
     @classmethod
-    def by(cls, key: PrivateKey, kind: str, party: str, about: Mapping[str, Any]) -> Signed:
+    def by(cls, key: Signer, kind: str, party: str, about: Mapping[str, Any]) -> Signed:
         """Sign what is said of it. about: the kind and the party are added."""
         unsigned = cls.unsigned(kind, party, about)
         return replace(unsigned, signature=key.sign(unsigned.text.encode()).hex())

@@ -19,12 +19,14 @@ import fedtorch.audit.__main__
 import fedtorch.chat.__main__
 import fedtorch.data.__main__
 import fedtorch.lifecycle.export
+import fedtorch.lifecycle.gate
 import fedtorch.main
 import fedtorch.planning.bench
 import fedtorch.report.__main__
 import fedtorch.setup.data_check
 import fedtorch.setup.data_partition
 import fedtorch.setup.data_prepare
+import fedtorch.setup.digest
 import fedtorch.setup.init
 import fedtorch.setup.predict
 import fedtorch.trust.new_key
@@ -55,6 +57,8 @@ FUNCTIONS = {
     "predict": fedtorch.setup.predict.main,
     "bench": fedtorch.planning.bench.main,
     "keys new": fedtorch.trust.new_key.main,
+    "gate": fedtorch.lifecycle.gate.main,
+    "digest": fedtorch.setup.digest.main,
     "verify": fedtorch.trust.verify.main,
     "audit": fedtorch.audit.__main__.main,
     "chat": fedtorch.chat.__main__.main,
@@ -132,7 +136,7 @@ def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsy
         (
             "train",
             "choose one of run, local, sweep, slurm, serve, join, init, data prepare, data prepare own, data check, "
-            "data partition, keys new, verify, report, export, predict, bench, audit, chat",
+            "data partition, keys new, digest, gate, verify, report, export, predict, bench, audit, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),

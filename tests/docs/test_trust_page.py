@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ from fedtorch.cli.__main__ import main
 from fedtorch.config.load import load
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.trust.members import read_members
+from fedtorch.trust.policy.file import read_policy
 
 pytest.importorskip("cryptography")
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "trust.md").read_text()
 BLOCKS = [(kind, text) for kind, text in re.findall(r"```(\w*)\n(.*?)```", PAGE, re.DOTALL)]
-LIST, SETTINGS = (text for kind, text in BLOCKS if kind == "yaml")
+LIST, SETTINGS, POLICY = (text for kind, text in BLOCKS if kind == "yaml")
 COMMANDS = {text.splitlines()[0]: text.splitlines()[1] for _, text in BLOCKS if text.startswith("# ")}
 
 
@@ -54,6 +56,31 @@ def test_what_a_new_key_says_is_what_the_page_shows(
     said = capsys.readouterr().out
     key = (tmp_path / "north.pub").read_text().strip()
     assert said.replace(key, "KEY") == re.sub(r"[0-9a-f]{64}", "KEY", shown)
+
+
+def test_its_dry_run_says_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train_subwords([row["text"] for row in weather()], tmp_path / "words", size=270)
+    settings = yaml.safe_load(silos_yaml())
+    settings["task"]["tokenizer"], settings["run"]["dir"] = "words", "run"
+    (tmp_path / "silos.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "members.yaml").write_text(LIST)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    command = COMMANDS["# south, before any run"].split()
+    assert command[0] == "fedtorch" and main(command[1:]) == 11
+    shown = next(text for _, text in BLOCKS if text.startswith("allowed "))
+    said = capsys.readouterr()
+    assert said.out == shown and said.err == ""
+
+
+def test_the_example_of_a_policy_has_every_key() -> None:
+    found = read_policy(DOCS / "examples" / "policy.yaml")
+    for part in (found, found.may_leave, found.require, found.limits):
+        values = {field.name: getattr(part, field.name) for field in fields(part)}
+        assert None not in values.values() and () not in values.values(), values
+    assert POLICY.startswith("# policy.yaml")
 
 
 @pytest.mark.slow

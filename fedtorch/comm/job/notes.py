@@ -11,8 +11,14 @@ from fedtorch.core.errors import PreflightError
 
 MAX_CHARACTERS = 1 << 20
 """Of a note; facts and GPUs take a few hundred, a verdict as many for every rank that was lost."""
+MOST_TOLD = 200
+"""Characters in which a rank says that it refuses the job."""
 Field = type | Callable[[Any], bool]
 
+_REFUSAL: Mapping[str, Field] = {
+    "refuses": lambda value: isinstance(value, str) and 0 < len(value) <= MOST_TOLD,
+    "code": lambda value: type(value) is int and 0 < value < 256,
+}
 _BARRIER: Mapping[str, Field] = {"phase": str, "round": int, "then": str, "stop": bool, "ok": bool}
 _PREFLIGHT: Mapping[str, Field] = {
     "facts": lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
@@ -68,12 +74,14 @@ _BACKEND: Mapping[str, Field] = {
 
 
 def read_note(text: str, rank: int) -> dict[str, Any]:
-    """Read why a rank came: to compare facts or addresses, or to end a phase.
+    """Read why a rank came: to compare facts or addresses, to end a phase, or to refuse the job.
 
     Raises:
         PreflightError: names the rank, and what is wrong with its note.
     """
     note = _mapping(text, f"the note of {name(rank)}")
+    if "refuses" in note:
+        return _checked(note, _REFUSAL, f"the note of {name(rank)}")
     fields = _PREFLIGHT if "facts" in note else _ADDRESS if "network" in note else _BARRIER
     return _checked(note, fields, f"the note of {name(rank)}")
 

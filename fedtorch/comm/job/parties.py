@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedtorch.comm.job.signing import Signature
 from fedtorch.core.errors import ForgedNoteError
-from fedtorch.trust.keys import SIGNATURE_BYTES, PrivateKey, is_signed
+from fedtorch.trust.keys import SIGNATURE_BYTES, Signer, is_signed
 from fedtorch.trust.members import Members
+from fedtorch.trust.policy.remote import GateKey
 from fedtorch.trust.receipts import Signed
 
 _RANK = re.compile("[0-9]{1,9}")
@@ -21,8 +24,8 @@ _RANK = re.compile("[0-9]{1,9}")
 class Identity:
     """This rank's party, and who the others are."""
 
-    key: PrivateKey
-    """Belongs to this party."""
+    key: Signer
+    """Signs for this party."""
     members: Members
     """The list that all parties have."""
     parties: Mapping[int, str]
@@ -61,11 +64,16 @@ class PartySignature(Signature):
         assert self.identity is not None
         return self.identity
 
-    def sign(self, key: str, value: str) -> str:
-        """Return the text to store, with its signature."""
-        return f"{self.known.key.sign(self._text(key, value)).hex()} {value}"
+    def sign(self, key: str, value: str, beside: bytes = b"") -> str:
+        """Return the text to store, with its signature, which is that of the bytes beside it too."""
+        return f"{self.known.key.sign(self._text(key, value), beside).hex()} {value}"
 
-    def check(self, key: str, text: str, by: int | None) -> str:
+    def pass_update(self, client: str, round: int, update: Tensor) -> str:
+        """As the base class says."""
+        gate = self.known.key
+        return gate.pass_update(client, round, update.numpy()) if isinstance(gate, GateKey) else ""
+
+    def check(self, key: str, text: str, by: int | None, beside: bytes = b"") -> str:
         """The value that was stored, by the rank that alone may have done so; None: by any party of this job.
 
         Raises:
@@ -73,7 +81,7 @@ class PartySignature(Signature):
         """
         code, _, value = text.partition(" ")
         ranks = [by] if by is not None else [*self.known.parties]
-        if len(code) == 2 * SIGNATURE_BYTES and any(self._has_signed(rank, key, value, code) for rank in ranks):
+        if len(code) == 2 * SIGNATURE_BYTES and any(self._has_signed(rank, key, value, code, beside) for rank in ranks):
             return value
         names = " or ".join(f"`{self.known.parties.get(rank, rank)}`" for rank in ranks)
         raise ForgedNoteError(
@@ -85,13 +93,13 @@ class PartySignature(Signature):
         """A note of a party, which `check` has found to be its own, in the form in which it is kept."""
         return Signed("acknowledgement", party, self._text(key, value).decode(), text.partition(" ")[0])
 
-    def _has_signed(self, rank: int, key: str, value: str, code: str) -> bool:
+    def _has_signed(self, rank: int, key: str, value: str, code: str, beside: bytes) -> bool:
         member = self.known.members.by_name.get(self.known.parties.get(rank, ""))
         try:
             signature = bytes.fromhex(code)
         except ValueError:
             return False
-        return member is not None and is_signed(self._text(key, value), signature, member.key)
+        return member is not None and is_signed(self._text(key, value), signature, member.key, beside)
 
     def _text(self, key: str, value: str) -> bytes:
         parts = (self.known.members.federation, self.scope, key, value)

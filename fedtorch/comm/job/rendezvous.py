@@ -11,16 +11,18 @@ from typing import Any
 from fedtorch.comm.job import addresses
 from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.liveness import Liveness
-from fedtorch.comm.job.notes import read_note, read_verdict
+from fedtorch.comm.job.notes import MOST_TOLD, read_note, read_verdict
 from fedtorch.comm.job.store import Store
 from fedtorch.core.errors import (
     DeadlineError,
     FedtorchError,
     ForgedNoteError,
+    PolicyError,
     PreflightError,
     TrustError,
     error_of_code,
 )
+from fedtorch.core.shown import plain
 
 _KINDS: dict[str, type[FedtorchError]] = {
     "deadline": DeadlineError,
@@ -45,7 +47,7 @@ class Rendezvous:
     """Every rank sends a note; the server reads them all and answers with one verdict for everybody.
 
     A verdict with `error` is raised on every rank. Notes and verdicts are signed, for this meeting alone; what goes
-    with them as mail is not.
+    with them as mail is only where parties sign with keys of their own.
     """
 
     def __init__(self, store: Store, links: Links, liveness: Liveness) -> None:
@@ -111,12 +113,13 @@ class Rendezvous:
         return {"returned": [], **verdict}, answered
 
     def refuse(self, told: str, code: int) -> None:
-        """On the server: the verdict of the next meeting, whatever the others come for, is that there will be no run.
+        """Tell all others at the next meeting, whatever they come for, that there will be no run.
 
-        That they do not come is no error here: the server leaves anyway. code: with which they end.
+        That they do not come is no error here: this rank leaves anyway. code: with which they end.
         """
         with suppress(FedtorchError):
-            self._meet({}, lambda _: {"error": told, "kind": "refused", "code": code})
+            note = _refusal(told, code) if self._rank else {}
+            self._meet(note, lambda _: {"error": told, "kind": "refused", "code": code})
 
     def wait(self, keys: Mapping[int, str], limit_s: float = float("inf")) -> bool:
         """Wait for all `keys`, each to be set by the rank it is given for; False if `limit_s` passed first.
@@ -185,11 +188,19 @@ class Rendezvous:
             ForgedNoteError: it did not write that.
         """
         text, _, mail = self._links.take(name, rank).partition(_END)
-        return self._store.signature.check(f"{name}/{rank}", text.decode("utf-8", "replace"), rank), mail
+        return self._store.signature.check(f"{name}/{rank}", text.decode("utf-8", "replace"), rank, mail), mail
 
     def _tell(self, name: str, rank: int, told: Mapping[str, Any], mail: bytes) -> None:
-        signed = self._store.signature.sign(f"{name}/{self._rank}", json.dumps(told))
+        signed = self._store.signature.sign(f"{name}/{self._rank}", json.dumps(told), mail)
         self._links.send(rank, name, signed.encode() + _END + mail)
+
+    def _send_or_stay(self, name: str, note: Mapping[str, Any], mail: bytes) -> None:
+        """To the server; where this side's policy forbids it this rank has still to come there, if only to refuse."""
+        try:
+            self._tell(name, 0, note, mail)
+        except PolicyError:
+            self._meetings -= 1
+            raise
 
     def _meet(
         self,
@@ -203,7 +214,7 @@ class Rendezvous:
         name = f"meeting{self._meetings}"
         self._meetings += 1
         if self._rank:
-            self._tell(name, 0, note, mail)
+            self._send_or_stay(name, note, mail)
             self._wait_for_notes(name, [0])
             text, answered = self._hear(name, 0)
             return _raise_or_return(read_verdict(text), self._rank), answered
@@ -214,7 +225,8 @@ class Rendezvous:
             else:
                 self._wait_for_notes(name, others)
             heard = {rank: self._hear(name, rank) for rank in others if rank not in lost}
-            verdict = decide({0: note, **{rank: read_note(text, rank) for rank, (text, _) in heard.items()}})
+            notes = {0: note, **{rank: read_note(text, rank) for rank, (text, _) in heard.items()}}
+            verdict = _refused(notes) or decide(notes)
             if lost:
                 verdict["lost"] = {rank: self._liveness.describe(rank) for rank in lost}
             if "error" not in verdict and not verdict.get("stop"):
@@ -227,6 +239,18 @@ class Rendezvous:
         if failed is not None:
             raise failed  # with what the others are not told: which ranks, and where they died
         return _raise_or_return(json.loads(json.dumps(verdict)), 0), answered
+
+
+def _refusal(told: str, code: int) -> dict[str, Any]:
+    """The note of a rank that refuses the job."""
+    return {"refuses": plain(told)[:MOST_TOLD], "code": code}
+
+
+def _refused(notes: Notes) -> dict[str, Any]:
+    """The verdict where a rank refuses the job: its words, and the code with which all end; else none."""
+    found = [note for note in notes.values() if "refuses" in note]
+    told = "; ".join(plain(note["refuses"]) for note in found)
+    return {"error": told, "kind": "refused", "code": found[0]["code"]} if found else {}
 
 
 def _raise_or_return(verdict: dict[str, Any], rank: int) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from torch import Tensor
+
 from fedtorch.core.errors import ForgedNoteError, PreflightError
 
 VARIABLE = "FEDTORCH_JOB_SECRET"
@@ -110,12 +112,20 @@ class Signature:
         """Has each rank a key of its own, so that no other one can write in its name?"""
         return False
 
-    def sign(self, key: str, value: str) -> str:
-        """Return the text to store, with its signature."""
+    def sign(self, key: str, value: str, beside: bytes = b"") -> str:
+        """Return the text to store, with its signature. beside: bytes that go with it; one secret signs no such."""
         return f"{self._of(key, value)} {value}" if self.secret else value
 
-    def check(self, key: str, text: str, by: int | None) -> str:
-        """The value that was stored.
+    def pass_update(self, client: str, round: int, update: Tensor) -> str:
+        """Root of a client's update where a gate measures what leaves this side; empty: it has none.
+
+        Raises:
+            PolicyError: it must not leave.
+        """
+        return ""
+
+    def check(self, key: str, text: str, by: int | None, beside: bytes = b"") -> str:
+        """The value that was stored, and beside which these bytes came.
 
         by: the rank that alone may have stored it; None: any of this job. One secret for all cannot tell
         them apart.

@@ -1,0 +1,1 @@
+"""A site's word on what may leave it: its policy, what a run asks for, and the gate that measures what leaves."""

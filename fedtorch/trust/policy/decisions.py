@@ -1,0 +1,48 @@
+"""A site's `policy.jsonl`: a line for each decision about what may leave it, on the disk before anything does."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtorch.core.errors import CheckpointError
+from fedtorch.trust.policy.judge import Line
+
+FILE = "policy.jsonl"
+"""Name of the file, in the folder of the run."""
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """The file; its owner alone can read it."""
+
+    folder: Path
+    """Of the run."""
+
+    def add(self, *decisions: Mapping[str, object]) -> None:
+        """Write decisions down, each with the time of this machine, in seconds since 1970.
+
+        Raises:
+            CheckpointError: the disk refuses; then nothing may leave.
+        """
+        now = round(time.time(), 3)
+        lines = "".join(json.dumps({"time": now, **each}, sort_keys=True) + "\n" for each in decisions)
+        path = self.folder / FILE
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                os.write(handle, lines.encode())
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be written ({error.strerror}); without it nothing leaves") from error
+
+    def judged(self, lines: Iterable[Line]) -> None:
+        """Write down how a run was judged at its start."""
+        self.add(*({"at": "start", "verdict": line.verdict, "line": line.key, "about": line.about} for line in lines))

@@ -1,0 +1,263 @@
+"""The gate's judgement: it holds a silo's key, and signs what it knows and has measured itself.
+
+1. It begins with what the run asks for, and judges that by the policy that it has read itself.
+2. Every update comes to it before the report on it does. It looks at the places, the norm, the bytes, the round and the
+   time of day, and gives the root of the update, by which others can tell that it is this one (`trust.merkle`).
+3. A report is signed only if it has nothing that the policy does not allow, and is of updates that came.
+
+After the first violation nothing more is signed but signs of life and the refusal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedtorch.core.errors import PolicyError, PreflightError
+from fedtorch.trust.keys import PrivateKey
+from fedtorch.trust.merkle import LEAF, root
+from fedtorch.trust.policy.asked import Asked
+from fedtorch.trust.policy.decisions import Decisions
+from fedtorch.trust.policy.file import Policy
+from fedtorch.trust.policy.judge import judge, refuse, told_of
+from fedtorch.trust.policy.notes import Note, read_note, read_text
+
+Vector = npt.NDArray[np.floating]
+_WINDOW = 1 << 20
+_SLACK = 1e-6
+_WHOLE = 8
+_HIDDEN = "(hidden)"  # as signs of life name whoever is not to be known
+_MOST_DRAWS = 65  # how often a client is drawn for a round may be its weight
+_TAGS = "key of tags"  # a meeting
+_BOXES = re.compile(rb'\{("[0-9]{1,9}": "[0-9a-f]{0,256}"(, )?)*\}')  # of which each opens for one other silo alone
+_FREE = ("hello", "joined", "bye", "gone", "heard", "knock", "knocks", "heartbeat", "start", "transcript", "refusal")
+"""Notes that a side signs whose policy refuses the run: by them it comes, says so and leaves."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Something in the mail that goes with a note."""
+
+    line: str
+    """Key of the policy that decides about it; empty: none."""
+    kind: str
+    """Its kind, as `kinds` has it, or a word for what is none."""
+    client: str = ""
+    """Whose update it reports, where it does."""
+    numbers: tuple[float, ...] = ()
+    """All that are in the report."""
+
+
+class Reader(Protocol):
+    """Finds out what is in a mail."""
+
+    def __call__(self, mail: bytes, asked: Asked, names: Sequence[str]) -> Iterator[Leaving]:
+        """Everything in it that is not always allowed. names: of all clients, by index."""
+        ...
+
+
+@dataclass(frozen=True)
+class Side:
+    """This side of a run."""
+
+    federation: str
+    """Name of the federation."""
+    name: str
+    """Name of this member."""
+    rank: int
+    """Number of its process."""
+    clients: tuple[str, ...]
+    """Clients that live here."""
+    names: tuple[str, ...]
+    """Names of all clients, by index."""
+
+
+@dataclass
+class Gate:
+    """State of a gate. Every method may be called with anything at all."""
+
+    key: PrivateKey
+    """The silo's."""
+    policy: Policy
+    """Its policy."""
+    side: Side
+    """This side."""
+    asked: Asked
+    """What the run asks for."""
+    decisions: Decisions
+    """Where every decision is written."""
+    read_mail: Reader
+    """Finds out what is in a mail."""
+    now: Callable[[], datetime] = datetime.now
+    """This site's clock."""
+    round: int = -1
+    """Round of the last update or report."""
+    num_bytes: int = 0
+    """Bytes of reports that left in this round."""
+    numbers: int = 0
+    """Of the last update."""
+    passed: dict[str, int] = field(default_factory=dict)
+    """Client -> bytes of its update of this round, which the gate has measured."""
+    reported: set[float] = field(default_factory=set)
+    """Numbers of the reports of this round that were let out."""
+    paper: bytes = b""
+    """The last text that was sworn to, with its signature."""
+    is_closed: bool = False
+    """Has something been refused?"""
+
+    def begin(self) -> None:
+        """Judge what the run asks for.
+
+        Raises:
+            PolicyError: a line refuses it; then only the refusal is signed from now on.
+        """
+        try:
+            refuse(judge(self.policy, self.asked), self.side.name)
+        except PolicyError:
+            self.is_closed = True
+            raise
+
+    def sign(self, text: bytes, beside: bytes = b"") -> bytes:
+        """Signature of a note: federation, scope, key and value with zeros between. beside: the mail that goes with it.
+
+        Raises:
+            PolicyError: it is no note that this side signs, or something in the mail may not leave.
+        """
+        note = self._note(text) if not text.startswith(b"{") else self._text(text)
+        if note is None:
+            self._refuse("", "a note that no line of the policy knows")
+        if self.is_closed and note.kind not in _FREE:
+            self._refuse("", "something that comes after a refusal")
+        if note.kind == "hello":  # another attempt, which may begin with an earlier round
+            self.round = -1
+        weights = f"sha256:{note.oath[:64]}"
+        if note.kind == "oath" and self.round == 0 and weights != (self.policy.initial or weights):
+            self._refuse("initial", "an update of other weights than those that the policy names")
+        if beside:
+            self._check_mail(note, beside)
+        signature = self.key.sign(text, beside)
+        if note.kind in ("oath", "transcript"):
+            self.paper = f"{signature.hex()} {note.oath}".encode()
+        return signature
+
+    def pass_update(self, client: str, round: int, vector: Vector) -> str:
+        """Root of a client's update, hexadecimal, which may leave. vector: flat, of float32 or float64.
+
+        Raises:
+            PolicyError: it may not.
+        """
+        if self.is_closed:
+            self._refuse("", "something that comes after a refusal")
+        if client not in self.side.clients:
+            self._refuse("", "an update of a client that does not live here")
+        self._enter(round)
+        if self.policy.limits.rounds is not None and round >= self.policy.limits.rounds:
+            self._refuse("limits.rounds", "an update of a round that is too many")
+        self._check_places(vector)
+        if self.policy.require.clip is not None and self.asked.clips_updates:
+            if not norm(vector) <= self.policy.require.clip * (1 + _SLACK):
+                self._refuse("require.clip", "an update that is longer than the clip")
+        self.passed[client] = vector.nbytes
+        self.numbers = len(vector)
+        self._check_bytes()
+        found = root(vector.view(np.uint8), LEAF * vector.itemsize).hex()
+        self._allow("may_leave.parameters", client=client, root=found)
+        return found
+
+    def _note(self, text: bytes) -> Note | None:
+        try:
+            parts = text.decode("utf-8", "surrogatepass").split("\0")
+        except UnicodeDecodeError:
+            return None
+        if len(parts) != 4 or parts[0] != self.side.federation:  # noqa: PLR2004
+            return None
+        return read_note(parts[2], parts[3], rank=self.side.rank, clients=(*self.side.clients, _HIDDEN))
+
+    def _text(self, text: bytes) -> Note | None:
+        """A text about a round; only of numbers that a report had, or that two of them come to together."""
+        note = read_text(text.decode("ascii", "replace"), federation=self.side.federation, party=self.side.name)
+        if note is not None and note.kind == "receipt" and note.round != self.round and self.passed:
+            self._refuse("may_leave.parameters", "a receipt of another round than the update")
+        known = {0.0, *self.reported, *(float(draws) for draws in range(_MOST_DRAWS))}
+        products = {one * other for one in self.reported for other in self.reported}
+        return note if note is not None and {*note.own} <= known | products else None
+
+    def _check_mail(self, note: Note, mail: bytes) -> None:
+        if note.kind != "meeting":
+            self._refuse("", "bytes beside a note that has none")
+        if note.phase == _TAGS and _BOXES.fullmatch(mail):
+            return
+        if self.paper and mail.startswith(self.paper):  # what this side swears to goes with the meeting for it
+            mail = mail[len(self.paper) :].removeprefix(b"\n")
+        try:
+            found = list(self.read_mail(mail, self.asked, self.side.names))
+        except PreflightError:
+            self._refuse("", "a mail that no silo writes")
+        if not found:
+            return
+        self._enter(note.round if note.round is not None else -1)
+        for each in found:
+            allowed = (*self.policy.may_leave.reports, *(["scores"] if self.policy.may_leave.scores else []))
+            if not each.line or each.kind not in allowed:
+                self._refuse(each.line, each.kind)
+            if each.client and each.client not in self.passed:
+                self._refuse("may_leave.parameters", "a report on an update that the gate has not measured")
+            self.reported |= {*each.numbers}
+        self.num_bytes += len(mail)
+        self._check_bytes()
+        self._allow("may_leave.reports", kinds=sorted({each.kind for each in found}), bytes=len(mail))
+
+    def _enter(self, round: int) -> None:
+        """Something of a round is about to leave."""
+        if not self.policy.limits.is_open(self.now().time()):
+            self._refuse("limits.between", "something at this time of day")
+        if round > self.round:
+            self.round, self.num_bytes = round, 0
+            self.passed.clear()
+            self.reported.clear()
+        elif round < self.round:
+            self._refuse("limits.rounds", "something of a round that is over")
+
+    def _check_places(self, vector: Vector) -> None:
+        size = sum(count for _, count in self.asked.parameters)
+        if vector.ndim != 1 or not size or len(vector) != size * self.asked.vectors:
+            self._refuse("may_leave.parameters", "an update of another length than that of the parameters")
+        for start in range(0, len(vector), size):
+            at = start
+            for name, count in self.asked.parameters:
+                if not self.policy.may_leave.allows(name) and np.any(vector[at : at + count] != 0):
+                    self._refuse("may_leave.parameters", "an update of a parameter that no pattern allows")
+                at += count
+
+    def _check_bytes(self) -> None:
+        """Bytes of the round: as one sum of whole numbers or as single updates, whichever is more, and the reports."""
+        most = self.policy.limits.bytes_per_round
+        whole = max(self.numbers * _WHOLE if self.passed else 0, sum(self.passed.values()))
+        if most is not None and whole + self.num_bytes > most:
+            self._refuse("limits.bytes_per_round", "more bytes than a round may have")
+
+    def _allow(self, line: str, **about: object) -> None:
+        self.decisions.add({"at": f"round {self.round}", "verdict": "allowed", "line": line, **about})
+
+    def _refuse(self, line: str, what: str) -> NoReturn:
+        """Write it down, sign nothing more, and raise PolicyError; what: without any value."""
+        if not self.is_closed:
+            self.decisions.add({"at": f"round {self.round}", "verdict": "refused", "line": line, "about": what})
+        self.is_closed = True
+        where = f"{self.policy.where(line)}: {line}" if line else f"{self.policy.path}: no line of it"
+        raise PolicyError(f"the gate lets nothing out: {where}: {what}", told=told_of(self.side.name))
+
+
+def norm(vector: Vector) -> float:
+    """Euclidean norm in float64; NaN where one number is."""
+    total = 0.0
+    for start in range(0, len(vector), _WINDOW):
+        window = vector[start : start + _WINDOW].astype(np.float64)
+        total += float(window @ window)
+    return float(np.sqrt(total))

@@ -1,0 +1,180 @@
+"""The way between a rank and its gate: one datagram for each question and each answer, and memory that both can read.
+
+What is longer than a few bytes is in an anonymous file that goes with the question, so that a rank that is killed in
+the middle leaves no half of one. An answer says which question it is to; that of a rank before this one is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, PolicyError, PreflightError, TrustError
+
+VARIABLE = "FEDTORCH_GATE"
+"""Environment variable with the number of the open socket, in processes of a side that has a gate."""
+_MOST_BYTES = 1 << 17
+_KINDS: Mapping[str, type[FedtorchError]] = {
+    "policy": PolicyError,
+    "config": ConfigError,
+    "preflight": PreflightError,
+    "checkpoint": CheckpointError,
+}
+Answer = Callable[[dict[str, Any], memoryview], dict[str, Any]]
+"""(question, what goes with it) -> answer."""
+
+
+@dataclass
+class GateKey:
+    """Signs for a party in place of its key, which the gate has. Threads may share it, and processes in turn."""
+
+    socket: socket.socket
+    """To the gate."""
+    path: Path
+    """File with the key, for messages."""
+    public: bytes
+    """The public key, 32 bytes."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """is held from a question to its answer"""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> GateKey | None:
+        """The gate that this process's environment names; None: it has none.
+
+        Raises:
+            TrustError: the gate has ended.
+        """
+        if not (number := environ.get(VARIABLE, "")):
+            return None
+        try:
+            connection = socket.socket(fileno=os.dup(int(number)))
+        except (OSError, ValueError) as error:
+            raise TrustError(f"{VARIABLE} is {number!r}, which leads to no gate ({error})") from error
+        about = ask(connection, {"ask": "who"})
+        return cls(connection, Path(about["path"]), bytes.fromhex(about["public"]))
+
+    def sign(self, text: bytes, beside: bytes = b"") -> bytes:
+        """The signature of a note that the gate knows, and of what goes with it.
+
+        Raises:
+            PolicyError: the policy does not allow it.
+            TrustError: the gate has ended.
+        """
+        with self._lock:  # both in the file, the length of the first in the question
+            answer = ask(self.socket, {"ask": "sign", "length": len(text)}, text + beside)
+        return bytes.fromhex(answer["signature"])
+
+    def pass_update(self, client: str, round: int, vector: npt.NDArray[np.floating]) -> str:
+        """Root of a client's update, which may leave, hexadecimal. vector: flat, of float32 or float64.
+
+        Raises:
+            PolicyError: it may not.
+            TrustError: the gate has ended.
+        """
+        question = {"ask": "update", "client": client, "round": round, "dtype": vector.dtype.name}
+        with self._lock:
+            answer = ask(self.socket, question, np.ascontiguousarray(vector).view(np.uint8).data)
+        return str(answer["root"])
+
+
+def ask(connection: socket.socket, question: Mapping[str, Any], beside: bytes | memoryview = b"") -> dict[str, Any]:
+    """The gate's answer.
+
+    Raises:
+        FedtorchError: as the gate has raised it.
+        TrustError: the gate has ended.
+    """
+    name = secrets.token_hex(8)
+    files = [_filled(beside)] if len(beside) else []
+    try:
+        socket.send_fds(connection, [json.dumps({**question, "name": name}).encode()], files)
+        while True:
+            answer = connection.recv(_MOST_BYTES)
+            if not answer:
+                raise EOFError("it has closed")
+            found: dict[str, Any] = json.loads(answer)
+            if found["name"] == name:
+                break
+    except (OSError, EOFError) as error:
+        raise TrustError(
+            f"this side's gate has ended ({error}); without it nothing leaves, and nobody signs"
+        ) from error
+    finally:
+        for file in files:
+            os.close(file)
+    if "error" in found:
+        refusal = _KINDS.get(found["kind"], TrustError)(found["error"])
+        refusal.told = found.get("told", "")
+        raise refusal
+    return found
+
+
+def serve(connection: socket.socket, answer: Answer) -> None:
+    """In the gate: answer one question after the other, until nobody has the other end."""
+    while True:
+        data, files, flags, _ = socket.recv_fds(connection, _MOST_BYTES, 4)
+        try:
+            if not data and not files:
+                return
+            told = _answered(data if not flags & socket.MSG_TRUNC else b"", files, answer)
+        finally:
+            for file in files:
+                os.close(file)
+        try:
+            connection.send(json.dumps(told).encode())
+        except OSError:
+            return
+
+
+def _answered(data: bytes, files: list[int], answer: Answer) -> dict[str, Any]:
+    """The answer to what came, whatever it is."""
+    question: dict[str, Any] = {}
+    try:
+        found = json.loads(data)
+        question = found if isinstance(found, dict) else {}
+        return {**answer(question, _read(files)), "name": question.get("name")}
+    except FedtorchError as error:
+        kind = next((kind for kind, cls in _KINDS.items() if isinstance(error, cls)), "")
+        return {"error": str(error), "kind": kind, "told": error.told, "name": question.get("name")}
+    except Exception as error:  # whatever a rank sends must not end the gate
+        return {
+            "error": f"the gate cannot read that ({type(error).__name__})",
+            "kind": "",
+            "name": question.get("name"),
+        }
+
+
+def _filled(content: bytes | memoryview) -> int:
+    """An anonymous file with the content, as it is sent."""
+    file = os.memfd_create("fedtorch-gate") if hasattr(os, "memfd_create") else _unlinked()
+    os.truncate(file, len(content))
+    with mmap.mmap(file, len(content)) as memory:
+        memory[:] = bytes(content) if isinstance(content, bytes) else content
+    return file
+
+
+def _unlinked() -> int:
+    import tempfile
+
+    file, name = tempfile.mkstemp()
+    os.unlink(name)
+    return file
+
+
+def _read(files: list[int]) -> memoryview:
+    """Copy what came with a question: what was measured is what is signed, whatever the rank writes then."""
+    if not files or not (size := os.fstat(files[0]).st_size):
+        return memoryview(b"")
+    with mmap.mmap(files[0], size, access=mmap.ACCESS_READ) as memory:
+        return memoryview(bytearray(memory))

@@ -1,0 +1,55 @@
+"""A rank that takes no part says so where it meets the others: all hear its words, and end with its code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from ranks import run_ranks
+
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.job.notes import MOST_TOLD, read_note
+from fedtorch.core.errors import FedtorchError, PreflightError
+
+TOLD = "south refuses by its policy"
+NAMES = ("north", "south")
+
+
+def refused(who: int, after: int) -> tuple[int, str]:
+    """The code and the words with which this rank ends, where rank `who` refuses at a meeting after some others."""
+    try:
+        with DistributedCommunicator.join(NAMES, timeout_s=20.0) as comm:
+            comm.preflight({"config": "the same"})
+            for number in range(after):
+                comm.barrier("before", round=number)
+            if comm.rank == who:
+                comm.refuse(TOLD, 11)
+                return 11, TOLD
+            comm.barrier("work", round=after)
+    except FedtorchError as error:
+        return error.exit_code, str(error)
+    return 0, "went on"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("who", "after"), [(2, 0), (1, 2), (0, 1)])
+def test_all_end_with_its_code_and_its_words(who: int, after: int) -> None:
+    assert run_ranks(refused, 3, who, after) == [(11, TOLD)] * 3
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        {"refuses": "", "code": 11},
+        {"refuses": "x" * (MOST_TOLD + 1), "code": 11},
+        {"refuses": TOLD, "code": 0},
+        {"refuses": TOLD, "code": 256},
+        {"refuses": TOLD},
+        {"refuses": ["a"], "code": 11},
+    ],
+)
+def test_a_refusal_that_cannot_be_is_none(note: dict[str, Any]) -> None:
+    with pytest.raises(PreflightError, match="the note of rank 2"):
+        read_note(json.dumps(note), 2)
+    assert read_note(json.dumps({"refuses": TOLD, "code": 11}), 2)["refuses"] == TOLD
