@@ -40,7 +40,7 @@ class Steps:
         context.vectors.stepped()
 
     def summary(self) -> dict[str, Any]:
-        """What results.json says under `trust`; nothing where nobody checks anything."""
+        """Make what results.json says under `trust`; nothing where nobody checks anything."""
         return {}
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""What parties with keys of their own have checked of a run, in words."""
+"""A sentence on what parties with keys of their own have checked of a run."""
 
 from __future__ import annotations
 

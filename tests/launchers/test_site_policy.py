@@ -124,6 +124,7 @@ def test_code_that_the_policy_does_not_name_is_not_even_imported(
     assert "refused        code: mine.py" in told.out and "policy.yaml:1: code: mine.py" in told.err
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "said"),
     [
