@@ -197,7 +197,7 @@ class ClientTrainer:
         on_step(0)
         # the buffer's next vector, which then keeps the update as it is
         job = self._make_job(client, parts, outgoing=self.context.blank(), on_step=on_step)
-        job.saves = self._under_way.of(client.name)
+        job.saves = self._under_way.of(client.name, counts=job.silo is None)
         report = self._run(job)
         self._keep_trained(job, report)
         if job.outgoing.is_sent:
