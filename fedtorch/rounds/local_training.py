@@ -223,7 +223,7 @@ class ClientTrainer:
         Raises:
             UpdateError: it is not.
         """
-        places = self.context.updates.places(job.client.name)
+        places = None if self.context.has_messages else self.context.sent_places(job.client.name)
         if places is not None and not places.holds_all_of(job.outgoing.flat):
             raise UpdateError(
                 f"{type(self.context.algorithm).__name__} sent more than its `places` names: only "
