@@ -18,13 +18,14 @@ def table(file: str, seed: int = 0) -> Iterator[str]:
     """A row per delay and mixing; each of the two fragments is exchanged every ten steps."""
     test, train = losses(config(file, H), {"run.seed": seed})
     yield f"DiLoCo, all at once: {test:.4f} / {train:.4f}\n"
-    yield "| delay | mixing 0 | mixing 0.5 |"
-    yield "|---|---|---|"
+    yield "| delay | mixing 0 | mixing 0.5 | mixing 0, in 4 bits |"
+    yield "|---|---|---|---|"
     for delay in (0, 1, 4):
         cells = []
-        for mixing in (0.0, 0.5):
+        for mixing, bits in ((0.0, 32), (0.5, 32), (0.0, 4)):
             rule = {"name": "streaming_diloco", "fragments": FRAGMENTS, "delay": delay, "mixing": mixing}
-            test, train = losses(config(file, H // len(FRAGMENTS)), {"algorithm": rule, "run.seed": seed})
+            settings = {"algorithm": rule, "run.seed": seed, "exchange.bits": bits}
+            test, train = losses(config(file, H // len(FRAGMENTS)), settings)
             cells.append(f"{test:.4f} / {train:.4f}")
         yield f"| {delay} | {' | '.join(cells)} |"
 

@@ -125,7 +125,7 @@ class Subject:
                 continue
             vector, places = context.updates.get(report.client), context.updates.places(report.client)
             if context.packing is not None:
-                vector = context.packing.unpack(vector)
+                vector = context.packing.unpack(report.client, vector)
             found[report.client] = (vector if places is None else places.spread(vector))[:size].clone()
         context.updates.clear()
         context.store.commit([])

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from typing_extensions import Self
@@ -45,9 +45,11 @@ class Met(NamedTuple):
 
 Answer = Callable[[list[Packet]], Sequence[Packet]]
 """On the server: what it says to what was gathered."""
+ToReports = Callable[[list[Report]], Sequence[Packet]]
+"""On the server: what it says to all ranks' reports."""
 
 
-def nothing(_: list[Packet]) -> Sequence[Packet]:
+def nothing(_: list[Any]) -> Sequence[Packet]:
     """No answer."""
     return ()
 
@@ -77,6 +79,8 @@ class Communicator(ABC):
     """Those of them that are back, and wait for the others to join again; as the last meeting has found."""
     stops: bool = False
     """Did any rank want to stop at the last meeting?"""
+    told: Sequence[Packet] = ()
+    """What the server said to the reports of the last `gather_reports`."""
     names: Names
     """The clients in manifest order; messages carry a client's place in it."""
     meter: Meter
@@ -299,13 +303,27 @@ class Communicator(ABC):
         """Leave in good order, together with the other ranks; does nothing the second time."""
 
     def gather_reports(
-        self, reports: Sequence[Report], *, round: int, stop: bool = False, oath: str = ""
+        self,
+        reports: Sequence[Report],
+        *,
+        round: int,
+        stop: bool = False,
+        oath: str = "",
+        answer: ToReports = nothing,
     ) -> list[Report]:
-        """Meet with reports; on the server all ranks' in manifest order; elsewhere []. stop, oath: see `meet`."""
+        """Meet with reports; on the server all ranks' in manifest order; elsewhere [].
+
+        stop, oath: see `meet`. answer: on the server, what it says to them, which is `told` on all ranks.
+        """
         self.faults("header", round=round)
         messages = [report_to_packet(report, self.names.place(report.client)) for report in reports]
-        gathered = self.meet("gather", round=round, messages=messages, stop=stop, oath=oath).gathered
-        return [packet_to_report(message, self.names) for message in gathered]
+
+        def reply(gathered: list[Packet]) -> Sequence[Packet]:
+            return answer([packet_to_report(message, self.names) for message in gathered])
+
+        met = self.meet("gather", round=round, messages=messages, answer=reply, stop=stop, oath=oath)
+        self.told = met.answered
+        return [packet_to_report(message, self.names) for message in met.gathered]
 
     def __enter__(self) -> Self:
         return self

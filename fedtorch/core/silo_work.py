@@ -37,6 +37,18 @@ class Steps(Protocol):
         """The noised gradient of a step, of its sum, in whose place it is written."""
         ...
 
+    def written(self) -> bytes:
+        """Where the attempt is between two steps, for a save of it; nothing of it tells of the rows."""
+        ...
+
+    def is_of(self, written: bytes) -> bool:
+        """Is that of this attempt at this training?"""
+        ...
+
+    def go_on(self, written: bytes, step: int) -> None:
+        """Be where it was when that was written, after so many steps."""
+        ...
+
     def may_leave(self) -> bool:
         """The training is over; False: it is to be done again."""
         ...

@@ -123,6 +123,7 @@ class UpdateBuffer:
         memory_bytes: int,
         *,
         places: Callable[[str], Places | None] | None = None,
+        lengths: Callable[[str], int] | None = None,
         layout: Layout | None = None,
         lender: Lender | None = None,
     ) -> None:
@@ -130,11 +131,13 @@ class UpdateBuffer:
 
         places: what travels of a client's update in this round, the same on all ranks; None, or where it returns None:
             all of it.
+        lengths: how long a client's message is in this round, `size` at most, the same on all ranks; None: `size`.
         layout: of each vector in an update, where they are such; for the algorithm.
         lender: lends a vector for an update or a sum; None, or where it returns None: it is made here.
         """
         self.size, self.dtype, self.folder = size, dtype, folder
         self.places, self.layout, self._lender = places or _everywhere, layout, lender or _nobody
+        self._lengths = lengths
         self.sums = KeptVectors(self._make)
         """for what updates come to, and for the windows in which they do; their memory is kept for the next round's"""
         self.capacity = max(1, memory_bytes // max(1, size * dtype.itemsize))
@@ -156,11 +159,15 @@ class UpdateBuffer:
 
     def length(self, client: str) -> int:
         """How many numbers of a client's update travel."""
+        if self._lengths is not None:
+            return self._lengths(client)
         places = self.places(client)
         return self.size if places is None else len(places)
 
     def put(self, client: str, grad: Tensor) -> None:
         """Keep `grad`, shape (size,): a copy of it, or itself if it is the vector that `blank` gave; or what travels.
+
+        One that is shorter, as `lengths` says, is kept as it is.
 
         Raises:
             ValueError: an update of this client is held already.
@@ -169,8 +176,8 @@ class UpdateBuffer:
         if client in self._held:
             raise ValueError(f"an update of client `{client}` is held already; a client trains once in a round")
         in_memory = sum(isinstance(held, Tensor) for held in self._held.values())
-        if (places := self.places(client)) is not None:
-            part = places.take(grad)
+        if (places := self.places(client)) is not None or len(grad) < self.size:
+            part = grad if places is None else places.take(grad)
             self._held[client] = part if in_memory < self.capacity else self._write(part)
         elif in_memory < self.capacity:
             slot = self.blank()

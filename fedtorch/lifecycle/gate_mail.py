@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from fedtorch.comm.wire import NO_CLIENT, Packet, read_any
+from fedtorch.rounds.membership import STOP
 from fedtorch.trust.merkle import LEAF
 from fedtorch.trust.policy.asked import Asked
 from fedtorch.trust.policy.gate import Leaving
@@ -38,7 +39,7 @@ def _in_message(message: Packet, asked: Asked, names: Sequence[str]) -> Iterator
         yield Leaving(SCORES.line, SCORES.name)
     elif message.kind == "numbers":
         yield from _in_numbers(message, asked)
-    else:
+    elif message != Packet(NO_CLIENT, "decision", STOP):  # a wish to stop
         yield Leaving("", f"a message of the kind {message.kind}")
 
 

@@ -85,20 +85,19 @@ class RoundWork:
         if self.ranks == 1:
             return 0
         if self.way == "star":  # the choice is broadcast, and each message asked for
-            return 2 + self.clients
-        return 2
+            return 1 + self.clients
+        return 1
 
     @property
     def asides(self) -> int:
-        """Other small messages to or from all ranks: decisions, requests, digests. Each is half a header."""
+        """Other small messages to or from all ranks: requests and digests. Each is half a header."""
         if self.ranks == 1:
             return 0
-        others = {"star": 3 * self.clients + 2, "replicated": 3, "allreduce": 12}.get(self.way, 5)
-        return 1 + others
+        return {"star": 3 * self.clients + 2, "replicated": 3, "allreduce": 12}.get(self.way, 5)
 
     @property
     def meetings(self) -> int:
-        """Before the broadcast, with its header, and with the reports."""
+        """Before the broadcast, with its header, and with the reports, to which the decision is the answer."""
         return 2 if self.ranks > 1 else 0
 
     def counted(self, rank: int) -> Counted:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 
 from torch import Tensor
@@ -25,7 +26,7 @@ from fedtorch.rounds import replicas, slices
 from fedtorch.rounds.cohort import tell
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.lateness import LATE
-from fedtorch.rounds.report_checks import impossible
+from fedtorch.rounds.report_checks import impossible, of_cohort
 
 log = logging.getLogger(__name__)
 
@@ -70,20 +71,54 @@ class Decision:
     """what the server says of saving the round, on all ranks; see `SaveSchedule`"""
 
 
-def exchange(context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> Decision:
+def gather(
+    context: RoundContext, own: Sequence[Report], cohort: Sequence[tuple[Client, int]], oath: str = ""
+) -> tuple[list[Report], list[Decision]]:
+    """Meet with this rank's reports: on the server all of the cohort's, and the decision that it answered with.
+
+    No decision: it is still to be told, as clients were lost, or as ranks are to hear of their own clients alone.
+
+    Raises:
+        Stopped: see `Membership.meet`.
+    """
+    comm, lost = context.comm, len(context.members.lost)
+    reports: list[Report] = []
+    decided: list[Decision] = []
+
+    def answer(gathered: list[Report]) -> Sequence[Packet]:
+        reports.extend(of_cohort(gathered, cohort))
+        every = with_lost(context, reports, cohort)
+        if context.mechanism.hides_clients or len(every) < len(cohort):
+            return ()
+        decided.append(_decide(context, every, _known(context, every, cohort)))
+        return _words(context, decided[0])
+
+    context.members.meet("gather", partial(comm.gather_reports, own, oath=oath, answer=answer))
+    if comm.told and not comm.is_server:
+        decided.append(_heard(context, comm.told))
+    return reports, decided if len(context.members.lost) == lost else []
+
+
+def exchange(
+    context: RoundContext,
+    reports: Sequence[Report],
+    cohort: Sequence[tuple[Client, int]],
+    decided: list[Decision],
+) -> Decision:
     """Decide and combine; changes nothing, for it is done again when a worker is lost in it.
 
-    reports: on the server, all that were gathered. cohort: of the round.
+    reports: on the server, all that were gathered. cohort: of the round. decided: what all ranks know already, which
+    counts the first time alone and is taken out.
     """
     refused: dict[str, str] = {}
     if context.comm.is_server:
         reports = with_lost(context, reports, cohort)
-        refused = _impossible(context, reports, cohort)
-        if (settled := context.mechanism.settled(context.round)) is not None:
-            refused |= {r.client: UNOPENED for r in reports if r.client not in settled}
+        refused = _known(context, reports, cohort)
     while True:
-        decision = _decide(context, reports, refused) if context.comm.is_server else Decision()
-        decision = _share(context, decision)
+        if decided:
+            decision = decided.pop()
+        else:
+            decision = _share(context, _decide(context, reports, refused) if context.comm.is_server else Decision())
         if decision.verdict != "ok" or not steps(context, decision):
             return decision
         try:
@@ -152,10 +187,8 @@ def _combined(
     return combined
 
 
-def _impossible(
-    context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]
-) -> dict[str, str]:
-    """Client -> why its report cannot be true."""
+def _known(context: RoundContext, reports: Sequence[Report], cohort: Sequence[tuple[Client, int]]) -> dict[str, str]:
+    """Client -> why it is refused, whatever was sent: its report cannot be true, or the opened sum is without it."""
     clients = {client.name: client for client, _ in cohort}
     whole = context.update_numbers
     sizes = {name: context.updates.length(name) if whole is None else whole for name in clients}
@@ -163,7 +196,10 @@ def _impossible(
     problems = {
         r.client: impossible(r, clients[r.client], sizes[r.client], most(r.examples)) for r in reports if r.is_ok
     }
-    return {name: problem for name, problem in problems.items() if problem}
+    found = {name: problem for name, problem in problems.items() if problem}
+    if (settled := context.mechanism.settled(context.round)) is not None:
+        found |= {r.client: UNOPENED for r in reports if r.client not in settled}
+    return found
 
 
 def apply_verdict(context: RoundContext, decision: Decision) -> None:
@@ -279,15 +315,21 @@ def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str
 
 
 def _share(context: RoundContext, decision: Decision) -> Decision:
-    def say() -> list[Packet]:
-        return [
-            context.message("decision", status=decision.verdict, numbers=decision.word),
-            *(context.message("decision", r.client, numbers=_claims(context, r)) for r in decision.accepted),
-        ]
+    told = tell(context, lambda: _words(context, decision))
+    return decision if context.comm.is_server else _heard(context, told)
 
-    verdict, *names = tell(context, say)
-    if context.comm.is_server:
-        return decision
+
+def _words(context: RoundContext, decision: Decision) -> list[Packet]:
+    """On the server: what the others have to know of a decision."""
+    return [
+        context.message("decision", status=decision.verdict, numbers=decision.word),
+        *(context.message("decision", r.client, numbers=_claims(context, r)) for r in decision.accepted),
+    ]
+
+
+def _heard(context: RoundContext, told: Sequence[Packet]) -> Decision:
+    """Elsewhere: the decision that the server told."""
+    verdict, *names = told
     accepted = []
     for about in names:
         norm, max_abs, seconds = (float(about.numbers.get(claim, 0.0)) for claim in _CLAIMS)

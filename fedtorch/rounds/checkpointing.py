@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -54,7 +55,7 @@ class Saving:
 
     def save(self, *, is_last: bool = False) -> None:
         """Write a checkpoint. Raises: see `finish`; is_last: see `write`."""
-        self.begin()
+        self.begin(is_last=is_last)
         self.write(is_last=is_last)
         self.finish()
 
@@ -66,8 +67,8 @@ class Saving:
             (told,) = context.members.exchange("saving", answer=lambda _: word, may_stop=False).answered
             context.schedule.hear(told.numbers)
 
-    def begin(self) -> None:
-        """The workers write the states of their clients."""
+    def begin(self, *, is_last: bool = False) -> None:
+        """The workers write the states of their clients. is_last: no round follows."""
         context, members, schedule = self.context, self.context.members, self.context.schedule
         with context.timed("checkpoint"):
             if schedule.every is None:  # who is late for other reasons is no cost of the checkpoint
@@ -75,7 +76,8 @@ class Saving:
             self._began = schedule.clock()
             bring_home(context)
             written = {name: _write_client(context, name) for name in context.store.dirty()}
-            self._gathered = members.exchange("files", _messages(context, written), may_stop=False).gathered
+            meet = partial(members.exchange, may_stop=False) if is_last else members.end_round
+            self._gathered = meet("files", _messages(context, written)).gathered
             self._seconds = schedule.clock() - self._began
 
     def write(self, *, is_last: bool = False) -> None:

@@ -62,7 +62,7 @@ class RoundContext:
         """do clients send compressed messages, so that every rank keeps a replica of the server's state?"""
         self.vectors = ExchangedVectors(components, self.members, has_messages=self.has_messages)
         """what server and clients exchange"""
-        self.updates = self._buffer(num_bytes if self.packing is None else self.packing.message_bytes)
+        self.updates = self._buffer(num_bytes)
         """what this rank's clients sent in the round"""
         self.server = ServerState(
             self.vectors.by_name(),
@@ -76,20 +76,27 @@ class RoundContext:
         """complete on the server, and with messages on every rank; else only what decides about the loop"""
 
     def _buffer(self, num_bytes: int) -> UpdateBuffer:
-        """For messages of so many bytes; 0: for vectors, or what travels of them."""
+        """For messages of so many bytes; 0: for vectors, or what travels of them, packed or as it is."""
         folder, memory_bytes = self.spill / "updates", self.config.system.update_memory_mb << 20
         if num_bytes:
             return UpdateBuffer(num_bytes, torch.uint8, folder, memory_bytes)
-        flat, places = self.vectors.flat, SentPlaces(self.components, self.members)
+        if (packing := self.packing) is not None:
+            return UpdateBuffer(packing.message_bytes, torch.uint8, folder, memory_bytes, lengths=packing.length)
+        flat, places = self.vectors.flat, self.sent_places
         lender = None if self.mechanism.hides_clients else self.comm.memory.lend
         layout = self.components.engine.shared
         dtype = self.mechanism.update_dtype or flat.dtype
         return UpdateBuffer(len(flat), dtype, folder, memory_bytes, places=places, layout=layout, lender=lender)
 
     @cached_property
+    def sent_places(self) -> SentPlaces:
+        """Places of each client's vector that travel in the round under way."""
+        return SentPlaces(self.components, self.members)
+
+    @cached_property
     def packing(self) -> Packing | None:
         """How updates are packed for their way; None: vectors and messages travel as they are."""
-        return Packing.of(self.config.exchange, self.components.engine.shared)
+        return Packing.of(self.config.exchange, self.components.engine.shared, self.sent_places)
 
     def blank(self) -> Tensor:
         """A vector, or a message, for a client of this rank to fill; what it holds now is of no meaning."""

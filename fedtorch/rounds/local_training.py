@@ -197,7 +197,7 @@ class ClientTrainer:
         on_step(0)
         # the buffer's next vector, which then keeps the update as it is
         job = self._make_job(client, parts, outgoing=self.context.blank(), on_step=on_step)
-        job.saves = self._under_way.of(client.name)
+        job.saves = self._under_way.of(client.name, counts=job.silo is None)
         report = self._run(job)
         self._keep_trained(job, report)
         if job.outgoing.is_sent:
@@ -223,7 +223,7 @@ class ClientTrainer:
         Raises:
             UpdateError: it is not.
         """
-        places = self.context.updates.places(job.client.name)
+        places = None if self.context.has_messages else self.context.sent_places(job.client.name)
         if places is not None and not places.holds_all_of(job.outgoing.flat):
             raise UpdateError(
                 f"{type(self.context.algorithm).__name__} sent more than its `places` names: only "

@@ -11,13 +11,17 @@ from typing import TypeVar
 from torch import Tensor
 
 from fedtorch.comm.base import Answer, Met, nothing
-from fedtorch.comm.wire import Packet
+from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.core.errors import CollectiveFailed, DeadlineError, QuorumError
 from fedtorch.rounds.components import RunComponents
 
 log = logging.getLogger(__name__)
 
 Found = TypeVar("Found")
+
+
+STOP = "stop"
+"""status of a message that asks to stop"""
 
 
 class Stopped(Exception):
@@ -46,10 +50,19 @@ class Membership:
         self.lost: dict[str, int] = {}
         """client of a lost worker -> the first round that is drawn without it"""
         self._lost_ranks: frozenset[int] = frozenset()
+        self._ended: tuple[bool, bool] | None = None
+        """of an `end_round` that nothing followed: does any rank want to stop, and are lost ranks back?"""
 
     def barrier(self, phase: str, *, may_stop: bool = True, vector: Tensor | None = None) -> None:
-        """Wait for all ranks. vector: what is broadcast first after it, if anything. Raises: see `meet`."""
+        """Wait for all ranks. vector: what is broadcast first after it, if anything. Raises: see `meet`.
+
+        Where nothing is broadcast before a round, and `end_round` was the last thing, all ranks have met already.
+        """
         may_reopen = phase == "broadcast" and self.progress.is_training
+        ended, self._ended = self._ended, None
+        if may_reopen and vector is None and ended is not None:
+            self._go_on_or_raise(*ended)
+            return
         meeting = partial(self.comm.barrier, phase, may_reopen=may_reopen, vector=vector)
         self.meet(phase, meeting, may_stop=may_stop)
 
@@ -58,6 +71,17 @@ class Membership:
     ) -> Met:
         """Wait for all ranks with messages to the server, and its answer. Raises: see `meet`."""
         return self.meet(phase, partial(self.comm.meet, phase, messages=messages, answer=answer), may_stop=may_stop)
+
+    def end_round(self, phase: str, messages: Sequence[Packet]) -> Met:
+        """Wait for all ranks with messages to the server, after a round that another one may follow without a meeting.
+
+        Stops nobody: who wants to stop, and who is back, is heard by `barrier` when the next round begins.
+        """
+        own = [*messages, Packet(NO_CLIENT, "decision", STOP)] if self.components.stop() else messages
+        meeting = partial(self.comm.meet, phase, messages=own, answer=_stops, may_reopen=True)
+        gathered, answered = self.meet(phase, meeting, may_stop=False)
+        self._ended = bool(answered), bool(self.comm.returned)
+        return Met([message for message in gathered if message.status != STOP], answered)
 
     def meet(self, phase: str, meeting: Callable[..., Found], *, may_stop: bool = True) -> Found:
         """Return what a meeting of all ranks returns, which is called with `round` and `stop`.
@@ -68,11 +92,16 @@ class Membership:
         """
         found = meeting(round=self.progress.round, stop=may_stop and self.components.stop())
         self.note_losses()
-        if self.comm.stops and may_stop:
-            raise Stopped
-        if self.comm.returned and may_stop:
-            raise Returned
+        if may_stop:
+            self._go_on_or_raise(self.comm.stops, bool(self.comm.returned))
         return found
+
+    @staticmethod
+    def _go_on_or_raise(stops: bool, are_back: bool) -> None:
+        if stops:
+            raise Stopped
+        if are_back:
+            raise Returned
 
     def retry_on_loss(self, phase: str, exchange: Callable[[], Found]) -> Found:
         """Return what `exchange` returns, a step made of collectives; with lost ranks it is done again without them.
@@ -142,3 +171,8 @@ class Membership:
                 f"round {round + 1}: {left} clients are left after a loss, but clients.min is "
                 f"{least}; start the run again with all workers"
             )
+
+
+def _stops(gathered: list[Packet]) -> list[Packet]:
+    """The answer of `Membership.end_round`: one of those that ask to stop, if there are any."""
+    return [message for message in gathered if message.status == STOP][:1]

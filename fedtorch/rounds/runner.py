@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from fedtorch.core.errors import BudgetError, Interrupted
@@ -17,7 +16,7 @@ from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.state_keys import EVALUATED, SERVER_TRAINED
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
-from fedtorch.rounds.aggregation import Decision, apply_verdict, exchange, reports_for_log, steps
+from fedtorch.rounds.aggregation import Decision, apply_verdict, exchange, gather, reports_for_log, steps
 from fedtorch.rounds.checkpointing import Saving, digest, restore
 from fedtorch.rounds.cohort import release
 from fedtorch.rounds.components import RunComponents
@@ -27,7 +26,7 @@ from fedtorch.rounds.export import ModelWriter
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.membership import Returned, Stopped
 from fedtorch.rounds.opened_leaves import steps_of
-from fedtorch.rounds.report_checks import check_complete, of_cohort
+from fedtorch.rounds.report_checks import check_complete
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.scoring import pooled_scores
 from fedtorch.rounds.server_training import ServerTraining
@@ -141,7 +140,7 @@ class Runner:
         context.seconds = {}  # the next round's record shows the checkpoint's seconds
         is_last = context.round == config.rounds or self.evaluation.best.has_stopped
         if is_last or context.schedule.is_due(context.round):
-            self.saving.begin()
+            self.saving.begin(is_last=is_last)
             if is_last or not (config.checkpoint.overlap and context.algorithm.limits.trains_clients):
                 self.saving.finish()
 
@@ -171,15 +170,14 @@ class Runner:
         with context.timed("train"):
             self._finish_evaluation()
             context.comm.pass_updates(context.updates, own, round=context.round)
-            gathered = members.meet("gather", partial(context.comm.gather_reports, own, oath=self.steps.oath()))
+            reports, decided = gather(context, own, self.trainer.drawn, self.steps.oath())
         with context.timed("aggregate"):
-            reports = of_cohort(gathered, self.trainer.drawn)
             self.steps.sworn(reports if context.comm.is_server else own, self.trainer.drawn)
             if context.comm.is_server:
                 check_complete(reports, self.trainer.drawn, members.lost)
                 if not context.mechanism.hides_clients and (waited := self.trainer.waited_for(reports)):
                     log.debug("round %d: %s", context.round + 1, waited)
-            return members.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn))
+            return members.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn, decided))
 
     def _server_train_if_due(self) -> None:
         """The server's own training, unless it was done in this round; a signal during it leaves it to be repeated."""

@@ -35,9 +35,9 @@ class UnderWay:
         self.context, self.settings = context, context.config.checkpoint
         self._clock, self._saved_at, self._unsaved, self._is_warned = clock, clock(), 0, False
 
-    def of(self, client: str) -> ClientSaves | None:
-        """Saves of one client in the round under way; None: they were not asked for."""
-        return ClientSaves(self, client) if self.settings.saves_steps else None
+    def of(self, client: str, *, counts: bool = True) -> ClientSaves | None:
+        """Saves of one client in the round under way; None: they were not asked for. counts: see `ClientSaves`."""
+        return ClientSaves(self, client, counts) if self.settings.saves_steps else None
 
     @cached_property
     def config(self) -> str:
@@ -69,8 +69,9 @@ class UnderWay:
 class ClientSaves:
     """Saves of one client's trainings in a round."""
 
-    def __init__(self, rule: UnderWay, client: str) -> None:
-        self.rule, self.client = rule, client
+    def __init__(self, rule: UnderWay, client: str, counts: bool) -> None:
+        """counts: may what the task counts be written?"""
+        self.rule, self.client, self.counts = rule, client, counts
         self.counted: Mapping[str, float] = {}
         """what the task has counted up to the last save"""
         self._trainings = 0
@@ -124,7 +125,8 @@ class TrainingSaves:
         tensors = moment.tensors
         if self._rank and not self._holds_all:
             tensors = {name: tensor for name, tensor in tensors.items() if name.startswith(OWN)}
-        numbers = {**moment.numbers, **{_COUNTED + name: value for name, value in counted.items()}}
+        kept = {_COUNTED + name: value for name, value in counted.items()} if self.client.counts else {}
+        numbers = {**moment.numbers, **kept}
         client = context.mechanism.shown(self.client.client)
         context.comm.heartbeat(phase="save", round=context.round, client=client, step=moment.step)
         self.client.rule.write(self._file(self._rank), self._slot, Moment(tensors, numbers, moment.step))

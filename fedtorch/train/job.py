@@ -203,7 +203,7 @@ class ClientJob:
         elif data is not None:
             raise UpdateError("with privacy.kind record a client trains on its own rows alone")
         else:
-            curve = self._train_noised(self.silo, plans, purpose, facts(), start, before_step)
+            curve = self._train_noised(self.silo, plans, purpose, facts(), start, before_step, hp)
         if hp.schedule_span == "run":
             self.state.numbers[keys.steps(purpose)] = self._taken(purpose) + len(plans)
         if hp.optimizer_state == "keep":
@@ -227,16 +227,20 @@ class ClientJob:
         plans: Sequence[StepPlan],
         purpose: str,
         facts: Sequence[bytes | memoryview],
-        start: Callable[[], None],
+        start: Callable[[Moment | None], None],
         before_step: GradientHook | None,
+        hp: ClientConfig,
     ) -> LossCurve:
         """As many noised steps as were planned; or one sum, which then waits to be sent."""
-        training = NoisedTraining(self.engine, self.task, silo, self.client.name, purpose, facts, start, self.parts)
+        training = NoisedTraining(self.engine, self.task, silo, self.client.name, purpose, facts, start, hp, self.parts)
         if silo.sends_sum:
             self.sum, curve = noised_sum(training)
             self.on_step(1)
             return curve
-        return train_noised(training, plans, before_step=before_step, after_step=self.on_step)
+        saves = None
+        if self.saves is not None:
+            saves = partial(self.saves.training, [*facts, repr((purpose, self.parts)).encode()])
+        return train_noised(training, plans, before_step=before_step, after_step=self.on_step, saves=saves)
 
     def _facts(self, weights: Tensor, hp: ClientConfig, planned: int, run_steps: int) -> list[bytes | memoryview]:
         """All that a training begins with: what was received, kept and set.

@@ -12,6 +12,8 @@ SHARED, PRIVATE = "shared", "private"
 BUFFER, OPTIMIZER, SCALE, HELD = "buffer/", "optimizer/", "scale/", "held/"
 GENERATOR, DEVICE_GENERATOR = "own/generator", "own/device_generator"
 LOSSES, PENALTIES = "losses", "penalties"
+NOISED = "noised"
+"""Where an attempt at noised steps is, as bytes."""
 OWN = "own/"
 """Entries with this prefix are a rank's alone, also where all ranks of a worker hold the same of everything else."""
 

@@ -48,11 +48,27 @@ class SavedLoop:
         steps: collates what was planned. start(moment): brings the engine there; None: to the beginning. saved: who
         saves it; None: nobody does.
         """
-        taken = Taken()
-        self._begin(None if saved is None else saved.take(), start, taken, plans)
-        after = after_step if saved is None else _After(self, saved, taken, after_step)
+        taken, after = self.begun(plans, start, saved, after_step)
         left = steps(plans[len(taken.losses) :])
         return train(self.engine, left, self.loss_fn, before_step=before_step, after_step=after, taken=taken)
+
+    def begun(
+        self,
+        plans: Sequence[StepPlan],
+        start: Callable[[Moment | None], None],
+        saved: SavedTraining | None,
+        after_step: Callable[[int], None],
+    ) -> tuple[Taken, Callable[[int], None]]:
+        """Bring all to where the training begins, or goes on: the steps taken, and what to call after each further one.
+
+        For the parameters see `train`.
+        """
+        taken = Taken()
+        if saved is None:
+            start(None)
+            return taken, after_step
+        self._go_on(saved.take(), start, taken, plans)
+        return taken, _After(self, saved, taken, after_step)
 
     def moment(self, taken: Taken) -> Moment:
         """Where the training is. Waits for the device."""
@@ -80,7 +96,7 @@ class SavedLoop:
         return misfit(self.hp.optimizer, _shapes_of(engine), engine.shared.dtype, entries)
 
     @torch.no_grad()
-    def _begin(
+    def _go_on(
         self, found: Moment | None, start: Callable[[Moment | None], None], taken: Taken, plans: Sequence[StepPlan]
     ) -> None:
         start(found)

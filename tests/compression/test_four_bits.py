@@ -230,7 +230,7 @@ def opened(vectors: dict[str, Tensor], folder: Path, rule: FourBits) -> tuple[Pa
         norm, largest = norm_and_max(found)
         reports.append(Report(name, norm=norm, max_abs=largest))
     messages = LocalUpdates(reports, packed, 3)
-    updates = PackedUpdates(messages, packed, lambda message: rule.decompress(message, layout), layout)
+    updates = PackedUpdates(messages, packed, lambda client, message: rule.decompress(message, layout), layout)
     return updates, LocalUpdates(reports, dense, 3)
 
 

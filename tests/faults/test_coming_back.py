@@ -73,9 +73,12 @@ def in_one_process(config: Config, lost: Sequence[int] = (VICTIM,), away: Sequen
             found = super().meet(phase, meeting, may_stop=may_stop)
             if (phase, self.progress.round, self.progress.is_training) == ("gather", LOST_IN, True):
                 self.lose(gone)
+            return found
+
+        def barrier(self, phase: str, **how: Any) -> None:
+            super().barrier(phase, **how)
             if (phase, self.progress.round, self.progress.is_training) == ("broadcast", BACK_AT, True):
                 raise Stopped
-            return found
 
     runner = make_runner(config)
     runner.context.members.__class__ = Losing

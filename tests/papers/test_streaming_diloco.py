@@ -18,10 +18,12 @@ from fedtorch.algorithms.fragments import ByLayers, Fragments, names_of
 from fedtorch.algorithms.streaming import OWN, StreamingDiLoCo
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.compression.payload import HEADER_BYTES
+from fedtorch.compression.settings import ExchangeConfig
 from fedtorch.config.load import load
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, ServerConfig
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.state_keys import MOMENTUM
+from fedtorch.core.state_keys import LEFT_OUT, MOMENTUM
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import clients as rules
@@ -32,9 +34,9 @@ BOTH = {"a": (1.0, 0.0, 8), "b": (1.0, 0.0, 8)}
 class Layers(nn.Module):
     """So many parameters of `width` numbers, all 1, under the names of layers."""
 
-    def __init__(self, count: int, width: int) -> None:
+    def __init__(self, count: int, width: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.layers = nn.ParameterList([nn.Parameter(torch.ones(width, dtype=torch.float64)) for _ in range(count)])
+        self.layers = nn.ParameterList([nn.Parameter(torch.ones(width, dtype=dtype)) for _ in range(count)])
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,11 @@ class Lines(Quadratic):
 
     count: int = 2
     curved: bool = False
+    numbers: int = 3
 
     def build_model(self, seed: int) -> nn.Module:
-        return Layers(self.count, 3 if self.curved else 1)
+        dtype = torch.float64 if self.double else torch.float32
+        return Layers(self.count, self.numbers if self.curved else 1, dtype)
 
     def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
         assert isinstance(model, Layers)
@@ -115,6 +119,8 @@ INNER = ClientConfig(
     schedule="cosine", schedule_span="run",
 )  # fmt: skip
 OUTER = ServerConfig(optimizer="sgd", lr=0.7, momentum=0.9, nesterov=True)
+OUTRIGHT: dict[str, Any] = {"server": ServerConfig()}
+"""What clients send is subtracted."""
 STREAMED = StreamingDiLoCo(fragments=ByLayers(2), delay=1, mixing=0.5)
 
 
@@ -146,22 +152,84 @@ def test_a_delay_alone_is_what_was_trained_so_many_steps_before(tmp_path: Path) 
     assert torch.equal(one, ran(other).context.server.weights)
 
 
-def on_ranks(folder: str) -> str:
+PACKED: dict[str, Any] = {
+    "task": replace(CURVED, numbers=3000, double=False),
+    "exchange": ExchangeConfig(bits=4, error_feedback=True),
+}
+"""Three fragments, of 6000, 6000 and 3000 numbers, in 4 bits."""
+
+
+def on_ranks(folder: str) -> list[str]:
+    """Digests of a run as it is, and of one in 4 bits."""
     with DistributedCommunicator.join(tuple(CURVED.clients), timeout_s=30) as comm:
-        return make_runner(config_of(Path(folder)), comm).run().digest
+        return [make_runner(config_of(Path(folder) / str(len(how)), **how), comm).run().digest for how in ({}, PACKED)]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_same_bits_on_any_number_of_ranks(size: int, tmp_path: Path) -> None:
-    assert run_ranks(on_ranks, size, str(tmp_path / "ranks"))[0] == ran(config_of(tmp_path / "one")).result.digest
+    alone = [ran(config_of(tmp_path / str(len(how)), **how)).result.digest for how in ({}, PACKED)]
+    assert run_ranks(on_ranks, size, str(tmp_path / "ranks"))[0] == alone
 
 
+@pytest.mark.parametrize("how", [{}, PACKED], ids=["32 bits", "4 bits"])
 @pytest.mark.parametrize("every_steps", [None, 1])
 @pytest.mark.parametrize("calls", [11, 23, 29])
-def test_interrupted_and_resumed(calls: int, every_steps: int | None, tmp_path: Path) -> None:
-    expected = ran(config_of(tmp_path / "whole")).result.digest
+def test_interrupted_and_resumed(calls: int, every_steps: int | None, how: dict[str, Any], tmp_path: Path) -> None:
+    expected = ran(config_of(tmp_path / "whole", **how)).result.digest
     saving = CheckpointConfig(every=1, every_steps=every_steps)
-    assert interrupted_and_resumed(config_of(tmp_path / "parts", checkpoint=saving), calls).digest == expected
+    assert interrupted_and_resumed(config_of(tmp_path / "parts", checkpoint=saving, **how), calls).digest == expected
+
+
+def fragment(runner: Runner, round: int) -> Tensor:
+    """Which numbers are exchanged in a round, shape (numbers,)."""
+    places = STREAMED.places("sent", runner.components.engine.shared, "a", round)
+    assert places is not None
+    return places.spread(torch.ones(len(places))).bool()
+
+
+def test_half_a_byte_of_each_number_of_a_fragment_travels(tmp_path: Path) -> None:
+    runner = ran(config_of(tmp_path, **PACKED))
+    sizes = [6000, 6000, 3000, 6000, 6000]  # of five rounds
+    assert [int(fragment(runner, round).sum()) for round in range(5)] == sizes
+    sent = runner.context.comm.meter.totals()["aggregate/bytes_up"]
+    assert sent == len(CURVED.clients) * sum(HEADER_BYTES + size // 2 + -(-size // 4096) for size in sizes)
+
+
+def test_4096_numbers_of_what_is_sent_share_a_power(tmp_path: Path) -> None:
+    """One replica: the server moves by whole multiples of it, the first of a fragment of two layers in both layers."""
+    task = replace(CURVED, clients={"a": (1.0, 1.0, 8)}, count=4, numbers=3000, double=False)
+    how: dict[str, Any] = {"task": task, "rounds": 1, "server": ServerConfig()}
+    plain = ran(config_of(tmp_path / "plain", **how))
+    packed = ran(config_of(tmp_path / "packed", exchange=ExchangeConfig(bits=4, rounding="nearest"), **how))
+    full, sent = (1 - runner.context.server.weights for runner in (plain, packed))
+    there = fragment(packed, 0)
+    assert not sent[~there].any() and int(there.sum()) == 6000
+    for was, found in zip(full[there].split(4096), sent[there].split(4096), strict=True):
+        step = 2.0 ** torch.ceil(torch.log2(was.abs().max() / 7))
+        torch.testing.assert_close(found, (was / step).round() * step, atol=3e-7, rtol=0)
+
+
+def test_what_a_fragment_lost_waits_for_its_next_turn(tmp_path: Path) -> None:
+    runner, left = make_runner(config_of(tmp_path, **PACKED)), []
+    one_round = runner._one_round
+
+    def watched() -> None:
+        one_round()
+        left.append(runner.context.store.get("b").tensors[LEFT_OUT].clone())
+
+    runner._one_round = watched  # type: ignore[method-assign]
+    runner.run()
+    before = torch.zeros_like(left[0])
+    for round, after in enumerate(left):
+        there = fragment(runner, round)
+        assert torch.equal(after[~there], before[~there])
+        assert float((after != before)[there].float().mean()) > 0.9
+        before = after
+    dense = ran(config_of(tmp_path / "dense", **{**PACKED, "exchange": ExchangeConfig(), "rounds": 1, **OUTRIGHT}))
+    packed = ran(config_of(tmp_path / "packed", **{**PACKED, "rounds": 1, **OUTRIGHT}))
+    lost = torch.stack([packed.context.store.get(name).tensors[LEFT_OUT] for name in CURVED.clients]).mean(0)
+    weights = packed.context.server.weights - lost
+    torch.testing.assert_close(weights, dense.context.server.weights, atol=1e-6, rtol=0)
 
 
 def test_only_the_fragment_travels_and_moves(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_meetings_and_headers_grow_by_the_rank() -> None:
         32,
     ]
     constants = replace(FREE, header_s=1.0)
-    assert seconds(work(0, 2), site(2), constants).headers == 2 + 6 / 2
+    assert seconds(work(0, 2), site(2), constants).headers == 1 + 5 / 2
 
 
 def test_more_nodes_never_make_the_exchange_faster() -> None:

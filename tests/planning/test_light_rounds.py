@@ -15,10 +15,10 @@ from fedtorch.planning.probe import REPEAT, timed
 KNOWN = replace(
     Constants(2, *[0.0] * 18, 0), meeting_s=1.0, meeting_rank_s=0.5, header_s=2.0, header_rank_s=0.25, round_s=9.0
 )
-FEW = 2 * 1 + 5 * 2 + 2 * (0.5 + 0.125 + 0.25) + 3  # meetings, headers; two clients, each with its report; the rest
+FEW = 2 * 1 + 3.5 * 2 + 2 * (0.5 + 0.125 + 0.25) + 3  # meetings, headers; two clients, each with its report; the rest
 MORE = FEW + 32 * (0.5 + 0.125 + 0.25)
 # of 16 ranks the clients share two cores
-MANY = 2 * (1 + 14 * 0.5) + 5 * (2 + 14 * 0.25) + 30 * (0.5 + 0.125) / 2 + 30 * 0.25 + 3 + 14 * 0.75
+MANY = 2 * (1 + 14 * 0.5) + 3.5 * (2 + 14 * 0.25) + 30 * (0.5 + 0.125) / 2 + 30 * 0.25 + 3 + 14 * 0.75
 
 
 def rounds(few: float, more: float, many: float, busy: float) -> LightRounds:

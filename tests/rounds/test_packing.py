@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from factors import Factors, Regression
 from harness import SGD, interrupted_and_resumed, make_config, make_runner
+from torch import Tensor, nn
 from toy import Quadratic
 
+from fedtorch.algorithms.adapters.hetlora import HetLoRA
+from fedtorch.algorithms.adapters.rolora import RoLoRA
+from fedtorch.algorithms.adapters.stacks import FLoRA
 from fedtorch.algorithms.ditto import Ditto
 from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
@@ -19,7 +24,6 @@ from fedtorch.algorithms.feddyn import FedDyn
 from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.pfedme import PFedMe
 from fedtorch.algorithms.scaffold import Scaffold
-from fedtorch.algorithms.streaming import StreamingDiLoCo
 from fedtorch.compression.payload import HEADER_BYTES
 from fedtorch.compression.settings import ExchangeConfig
 from fedtorch.config.schema import (
@@ -32,7 +36,7 @@ from fedtorch.config.schema import (
 from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.core.state_keys import LEFT_OUT
 from fedtorch.privacy.settings import SecureSum
-from fedtorch.setup.rules.exchange import nobody_hides_updates
+from fedtorch.setup.rules.exchange import nobody_hides_updates, updates_are_one_vector
 
 WIDTH = 1000
 CLIENTS = {"a": (0.3, 1.0, 4), "b": (0.5, -2.0, 6), "c": (0.2, 3.0, 5)}
@@ -162,7 +166,6 @@ def test_a_checkpoint_without_what_clients_had_left_is_refused(tmp_path: Path) -
         ({"paradigm": "centralized"}, "paradigm is centralized"),
         ({"algorithm": FedAssistant(payload="delta")}, "has messages of its own"),
         ({"algorithm": Scaffold()}, "sends 2 vectors, not one"),
-        ({"algorithm": StreamingDiLoCo(), "client": replace(SGD, steps=2, epochs=None)}, "sends a part of its vector"),
         ({"algorithm": FedAvg(robust="median")}, "algorithm.robust is set: such rules compare updates side by side"),
         ({"system": SystemConfig(sum_scale="previous")}, "system.sum_scale is previous"),
         ({"task": replace(TASK, double=True)}, "the shared parameters are torch.float64"),
@@ -187,6 +190,13 @@ def test_privacy_is_refused(privacy: PrivacyConfig, why: str, tmp_path: Path) ->
     assert nobody_hides_updates(SimpleNamespace(config=make_config(tmp_path, TASK))) is None  # type: ignore[arg-type]
 
 
+def test_rules_that_send_no_differences_are_refused(tmp_path: Path) -> None:
+    for rule, why in ((HetLoRA(), "has clients that send their factors"), (FLoRA(), "combines updates in a way")):
+        config = make_config(tmp_path, TASK, rule, exchange=CHANCE)
+        with pytest.raises(ConfigError, match=f"exchange.bits is 4 but .*{why}"):
+            updates_are_one_vector(SimpleNamespace(config=config, algorithm=rule))  # type: ignore[arg-type]
+
+
 RULES = [FedProx(), Ditto(lam=0.5), FedDyn(alpha=0.1), PFedMe()]
 
 
@@ -200,3 +210,35 @@ def test_other_rules_that_add_up_take_it(algorithm: Any, tmp_path: Path) -> None
     moved = plain.context.vectors.weights - torch.tensor(TASK.start)
     apart = packed.context.vectors.weights - plain.context.vectors.weights
     assert 0 < float(apart.norm()) < 0.3 * float(moved.norm())
+
+
+class Narrow(Regression):
+    """In fp32."""
+
+    def build_model(self, seed: int) -> nn.Module:
+        return Factors().float()
+
+    def load(self, client: str, split: str) -> list[tuple[Tensor, Tensor]]:
+        return [(x.float(), y.float()) for x, y in super().load(client, split)]
+
+
+def test_of_a_factor_that_rests_nothing_travels_and_what_was_lost_waits(tmp_path: Path) -> None:
+    task = Narrow({"a": (1.0, 1.0, 5), "b": (2.0, -1.0, 8)})
+    runners = [
+        runner_of(tmp_path / str(bits), task=task, algorithm=RoLoRA(), exchange=exchange, rounds=rounds, client=SGD)
+        for bits, (exchange, rounds) in enumerate(((FEEDBACK, 1), (FEEDBACK, 2), (ExchangeConfig(), 2)))
+    ]
+    start = runners[0].components.engine.initial_shared.clone()
+    for runner in runners:
+        runner.run()
+    first, second, plain = (runner.context.vectors.weights for runner in runners)
+    layout = runners[0].components.engine.shared
+    there = [torch.zeros(layout.size, dtype=torch.bool) for _ in range(2)]
+    for round, travels in enumerate(there):
+        travels[RoLoRA().places("sent", layout, "a", round).indices] = True  # type: ignore[union-attr]
+    rests = there[0] & ~there[1]  # B is trained before A
+    assert rests.any() and torch.equal(first[rests], second[rests]) and not torch.equal(first, second)
+    left = [runner.context.store.get("a").tensors[LEFT_OUT] for runner in runners[:2]]
+    assert torch.equal(left[0][rests], left[1][rests]) and left[0][rests].any()
+    assert not left[0][~there[0]].any() and left[1][there[1] & ~there[0]].any()
+    assert 0 < float((second - plain).norm()) < 0.3 * float((plain - start).norm())

@@ -19,7 +19,8 @@ from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import CheckpointConfig, Config, EvalConfig, ServerConfig
-from fedtorch.core.errors import CheckpointError, NonFiniteError
+from fedtorch.core.errors import CheckpointError, Interrupted, NonFiniteError
+from fedtorch.core.update import Report
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.runner import Runner
 
@@ -130,3 +131,33 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="after round 2 are not finite"):
         runner.run()
     assert runner.saving.saved == 1
+
+
+def stopped_while_saving(folder: Path) -> tuple[str, list[int]]:
+    """The last rank is asked to stop as the second round is saved; what came of it, and the rounds that it trained."""
+    saved, trained = list[int](), list[int]()
+    with DistributedCommunicator.join(list(TASK.clients), timeout_s=60) as comm:
+        runner = make_runner(config_of(folder, "ditto", True), comm, stop=lambda: comm.rank == 1 and len(saved) > 1)
+        save, train = runner.saving.begin, runner.trainer.train_cohort
+
+        def begin(**how: bool) -> None:
+            saved.append(runner.context.round)
+            save(**how)
+
+        def train_cohort() -> list[Report]:
+            trained.append(runner.context.round)
+            return train()
+
+        runner.saving.begin, runner.trainer.train_cohort = begin, train_cohort  # type: ignore[method-assign]
+        try:
+            runner.run()
+        except Interrupted as error:
+            return str(error), trained
+    return "", trained
+
+
+@pytest.mark.processes
+def test_a_rank_that_is_asked_to_stop_while_the_round_is_saved_is_heard_before_another_one(tmp_path: Path) -> None:
+    for said, trained in run_ranks(stopped_while_saving, 2, tmp_path):
+        assert "2 rounds are saved" in said and trained == [0, 1]
+    assert {f"round_{n:06d}/server.safetensors" for n in (1, 2)} <= files(tmp_path).keys()

@@ -20,6 +20,7 @@ from fedtorch.algorithms.pfedme import PFedMe
 from fedtorch.checkpoint.under_way import FOLDER
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, Config, PrivacyConfig
 from fedtorch.core.errors import ConfigError
+from fedtorch.privacy.settings import SecureSum
 from fedtorch.rounds.under_way import UnderWay
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import under_way as rules
@@ -129,6 +130,13 @@ class OwnSteps(FedAvg):
         return change
 
 
+SHARED: dict[str, Any] = {
+    "units": {"a": 6, "b": 9},
+    "clip": 1.0,
+    "noise_multiplier": 1.0,
+    "delta": 1e-5,
+    "secure_sum": SecureSum(),
+}
 REFUSED: dict[str, tuple[dict[str, Any], Algorithm | None, str]] = {
     "a trainer": ({"client": ClientConfig(trainer=TrainerConfig("x:y"))}, None, "client.trainer is x:y, whose state"),
     "another loop": ({}, PFedMe(), "which takes its steps in a loop of its own"),
@@ -136,7 +144,12 @@ REFUSED: dict[str, tuple[dict[str, Any], Algorithm | None, str]] = {
     "privacy": (
         {"privacy": PrivacyConfig("client", clip=1.0, noise_multiplier=1.0, delta=1e-5)},
         None,
-        "privacy.kind is client: noised",
+        "privacy.kind is client, and files",
+    ),
+    "shared noise": (
+        {"privacy": PrivacyConfig("record", noise_at="shared", **SHARED)},
+        None,
+        "privacy.noise_at is shared, where a round is one sum",
     ),
 }
 

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+from fedtorch.comm.base import Met
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.job import rejoin as door
 from fedtorch.main import main
@@ -16,16 +17,16 @@ BACK_AT = 3
 
 def wait_for_return(round: int = BACK_AT, ranks: int = 1) -> None:
     """The server lets nobody in before so many rounds are done, and then goes on once as many ranks are back."""
-    original = DistributedCommunicator.barrier
+    original = DistributedCommunicator.meet
 
-    def barrier(self: Any, phase: str, *, may_reopen: bool = False, **about: Any) -> bool:
+    def meet(self: Any, phase: str, *, may_reopen: bool = False, **about: Any) -> Met:
         may_reopen &= about["round"] == round and not self.member.entry.number
         while may_reopen and self.is_server and self.lost and len(door.waiting(self._store, self.lost)) < ranks:
             self.heartbeat(phase="wait", round=round)
             time.sleep(0.02)
         return original(self, phase, may_reopen=may_reopen, **about)
 
-    DistributedCommunicator.barrier = barrier  # type: ignore[method-assign]
+    DistributedCommunicator.meet = meet  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_stopped_process_is_named_on_all_others[1]": OTHER_CASES,
     },
     "tests/comm/test_round_trips.py": {
-        "test_a_round_takes_six_round_trips_and_one_that_is_evaluated_and_saved_ten[2]": OTHER_CASES,
+        "test_a_round_takes_five_round_trips_and_one_that_is_evaluated_and_saved_eight[2]": OTHER_CASES,
     },
     "tests/comm/test_shared.py": {
         "test_ranks_that_are_not_on_one_machine_use_sockets": "tests/hosts",

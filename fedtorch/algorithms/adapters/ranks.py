@@ -58,6 +58,7 @@ class UnlikeRanks(FedAvg):
             engines=("torch",),
             why_not_deepspeed="sets ranks and scales in the module for every client",
             why_not_robust="has clients of unlike rank, which send different numbers",
+            why_not_rounded="has clients that send their factors, and not what they changed of them",
         )
 
     def check_server(self, server: ServerConfig) -> None:

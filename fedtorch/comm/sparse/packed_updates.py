@@ -1,4 +1,4 @@
-"""Updates that came as messages, each as long as a vector: an algorithm sees the vectors that they stand for."""
+"""Updates that came as messages: an algorithm sees the vectors that they stand for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
-from fedtorch.comm.sparse.messages import Decode
+from fedtorch.comm.sparse.messages import Decoded
 from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.checks import norm_problem
 from fedtorch.comm.sums.reproducible import RunningSum, SumScale
@@ -22,8 +22,13 @@ _NO_WINDOWS = "updates of 4 bits come one by one, not side by side in windows; s
 class PackedUpdates:
     """The accepted clients' updates on the server, taken one by one and read as each comes."""
 
-    def __init__(self, messages: AcceptedUpdates, local: UpdateBuffer, decode: Decode, layout: Layout) -> None:
-        """messages: as they are opened. local: of the server; it lends memory. decode: what a message stands for."""
+    def __init__(
+        self, messages: AcceptedUpdates, local: UpdateBuffer, decode: Callable[[str, Tensor], Decoded], layout: Layout
+    ) -> None:
+        """messages: as they are opened. local: of the server; it lends memory.
+
+        decode(client, message): what it stands for, of the layout's size; raises PayloadError.
+        """
         self._messages, self._local, self._decode = messages, local, decode
         self.layout, self.size, self.dtype = layout, layout.size, layout.dtype
         """of each vector"""
@@ -105,7 +110,7 @@ class PackedUpdates:
         """Each vector, or None, and what is wrong with it."""
         for report, message in zip(self.reports, self._messages, strict=True):
             try:
-                found = self._decode(message)
+                found = self._decode(report.client, message)
             except PayloadError as error:
                 yield None, f"its message cannot be read: {error}"
                 continue

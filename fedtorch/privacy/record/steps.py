@@ -11,6 +11,7 @@ and noise is never put on two sums.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ from fedtorch.privacy.record.silo import Silo, Training
 from fedtorch.privacy.record.terms import SiloTerms
 from fedtorch.privacy.stream import Stream, chosen, derived
 
+_WRITTEN = re.compile(rb"(\d+ [0-9a-f]{64}) ([0-9a-f]{64})")
 LIMIT = 2
 """The most units that a silo may have, as a multiple of what it declares: sums of so many are exact."""
 
@@ -92,6 +94,25 @@ class NoisedSteps:
         self._step += 1
         total *= math.ldexp(1.0, -exponent) / (terms.batch if terms.pool is None else 1)
         return total
+
+    def written(self) -> bytes:
+        """The attempt, h_0 and h_s after s steps, which tell nothing to whoever lacks the key."""
+        return f"{self._attempt} {self._start} {self._last}".encode()
+
+    def is_of(self, written: bytes) -> bool:
+        """Is that of this training and attempt? One of another attempt has other batches and another noise."""
+        match = _WRITTEN.fullmatch(written)
+        return match is not None and match[1] == f"{self._attempt} {self._start}".encode()
+
+    def go_on(self, written: bytes, step: int) -> None:
+        """Take up the digests of so many steps, of which `is_of` is true: the next one has the bits it would have had.
+
+        Nothing is paid for that. A step that comes to another sum than before has a noise of its own; `may_leave`
+        sees to it that one end of an attempt leaves the silo.
+        """
+        match = _WRITTEN.fullmatch(written)
+        assert match is not None and self.is_of(written)
+        self._last, self._step = match[2].decode(), step
 
     def may_leave(self) -> bool:
         """The training is over. False: it is to be done again, as what left from this start was something else.

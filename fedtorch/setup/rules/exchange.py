@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.overrides import overrides
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.train.engine import Engine
@@ -31,8 +29,8 @@ def nothing_else_packs_updates(plan: Plan) -> None:
         )
 
 
-def updates_are_one_whole_vector(plan: Plan) -> None:
-    """Refuse 4 bits for algorithms that send several vectors, parts of one, or do not add them up."""
+def updates_are_one_vector(plan: Plan) -> None:
+    """Refuse 4 bits for algorithms that send several vectors or no differences, or do not add them up."""
     name, algorithm = plan.config.algorithm_name or type(plan.algorithm).__name__, plan.algorithm
     if getattr(algorithm, "robust", None) is not None:
         raise ConfigError(
@@ -42,10 +40,10 @@ def updates_are_one_whole_vector(plan: Plan) -> None:
     reason = ""
     if len(algorithm.exchanged_vectors) != 1:
         reason = f"sends {len(algorithm.exchanged_vectors)} vectors, not one"
-    elif overrides(type(algorithm), "places", Algorithm):
-        reason = "sends a part of its vector"
     elif not algorithm.limits.is_sum:
         reason = "combines updates in a way of its own, not by a weighted sum"
+    elif algorithm.limits.why_not_rounded:
+        reason = algorithm.limits.why_not_rounded
     if reason:
         raise ConfigError(f"{WHY}algorithm.name is {name}, which {reason}; {INSTEAD}")
 
@@ -86,7 +84,7 @@ SUBJECT = Subject(
     of_plan=(
         a_server_adds_up,
         nothing_else_packs_updates,
-        updates_are_one_whole_vector,
+        updates_are_one_vector,
         nobody_hides_updates,
         the_scale_is_that_of_reports,
     ),

@@ -29,11 +29,20 @@ def all_that_steps_change_is_saved(plan: Plan) -> None:
 
 
 def nothing_tells_who_trained(plan: Plan) -> None:
-    """Refuse privacy: noised steps have a ledger of their own, and files of single clients tell who was drawn."""
-    if plan.config.privacy.kind != "none":
+    """Refuse privacy of clients, where files of single clients tell who was drawn."""
+    if plan.config.privacy.kind == "client":
         raise ConfigError(
-            f"{_key(plan)} is set but privacy.kind is {plan.config.privacy.kind}: noised steps must not be taken up "
-            f"half way, and files of clients tell who was drawn; set {_key(plan)} to null"
+            f"{_key(plan)} is set but privacy.kind is client, and files of single clients tell who was drawn; set "
+            f"{_key(plan)} to null"
+        )
+
+
+def a_round_has_several_steps(plan: Plan) -> None:
+    """Refuse shared noise, where a silo adds up one gradient a round: nothing lies between two steps."""
+    if plan.config.privacy.kind == "record" and plan.config.privacy.noise_at == "shared":
+        raise ConfigError(
+            f"{_key(plan)} is set but privacy.noise_at is shared, where a round is one sum and has nothing to "
+            f"save before its end; set {_key(plan)} to null"
         )
 
 
@@ -44,5 +53,10 @@ def _key(plan: Plan) -> str:
 SUBJECT = Subject(
     "Saves inside a round",
     applies=lambda plan: plan.config.checkpoint.saves_steps,
-    of_plan=(a_trainer_saves_for_itself, all_that_steps_change_is_saved, nothing_tells_who_trained),
+    of_plan=(
+        a_trainer_saves_for_itself,
+        all_that_steps_change_is_saved,
+        nothing_tells_who_trained,
+        a_round_has_several_steps,
+    ),
 )

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ranks import run_ranks
+from safetensors import safe_open
+from safetensors.torch import load_file
 from supervisor import PHASES, as_rank, at, supervise, toy_config
 
+import fedtorch
+from fedtorch.checkpoint.under_way import FOLDER
+from fedtorch.core.errors import FedtorchError
 from fedtorch.main import main
+from fedtorch.privacy.record import steps as module
 from fedtorch.privacy.record.silo import Silo, Training
+from fedtorch.privacy.record.steps import NoisedSteps
 from fedtorch.privacy.record.terms import SiloTerms
+from fedtorch.train.moment import GENERATOR, LOSSES, NOISED
 
 UNITS = {"a": 6, "b": 9, "c": 5, "d": 7}
 STEPS = {name: -(-units // 4) for name, units in UNITS.items()}
@@ -301,8 +312,6 @@ def test_without_noise_and_with_every_unit_in_the_batch_it_is_plain_training(
         text = config.read_text().replace(", b: [2.0, -1.0, 9], c: [0.5, 3.0, 5], d: [1.5, 0.2, 7]}", "}")
         config.write_text(text.replace("dropout: 0.2", "dropout: 0.0"))
         assert main(["--config", str(config)]) == 0
-        from safetensors.torch import load_file
-
         (path,) = (tmp_path / name / "run" / "checkpoints").glob("round_000003/server.safetensors")
         found[name] = load_file(path)["weights"]
     assert found["private"].tolist() == pytest.approx(found["plain"].tolist(), abs=1e-6)
@@ -389,3 +398,153 @@ def test_a_private_part_is_in_the_clipped_and_noised_vector(tmp_path: Path, monk
     config.write_text(config.read_text().replace("  noise: 0.5", "  head: [0.1]\n  noise: 0.5"))
     assert main(["--config", str(config)]) == 0
     assert sizes == {4}
+
+
+EVERY, TAKEN = 4, 12
+LONG = f"{{optimizer: adamw, lr: 0.1, batch_size: 4, optimizer_state: keep, steps: {TAKEN}, schedule: cosine}}"
+
+
+def saving(folder: Path, like: Path, **changes: str) -> Path:
+    """The run of `steps_saved`, with its keys, which is saved after every four steps."""
+    changes = {"client": LONG, "checkpoint": f"{{every_steps: {EVERY}}}", **changes}
+    return with_keys(config_for(folder, **changes), like.parent)
+
+
+@pytest.fixture(scope="module")
+def long_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of twelve steps a round in one process, of which nothing is saved inside a round."""
+    config = config_for(tmp_path_factory.mktemp("long"), client=LONG)
+    assert main(["--config", str(config)]) == 0
+    return config
+
+
+@pytest.mark.parametrize(
+    ("step", "phase"),
+    [
+        (EVERY + 1, "train"),
+        *(pytest.param(step, "train", marks=pytest.mark.slow) for step in (1, EVERY, TAKEN - 1, TAKEN)),
+        pytest.param(2 * EVERY, "save", marks=pytest.mark.slow),
+    ],
+)
+def test_a_kill_within_a_round_repeats_at_most_n_steps_and_releases_nothing_more(
+    step: int, phase: str, long_rounds: Path, tmp_path: Path
+) -> None:
+    config = saving(tmp_path, long_rounds)
+    fault = f"kill:phase={phase},client=b,step={step},round=1,attempt=0"
+    ended = supervise(config, faults=fault, sets=PATIENT, timeout=200)
+    assert -9 in ended.codes[0] and ended.code == 0, ended.codes
+    assert same(config, long_rounds)
+    logs = "".join(path.read_text() for path in sorted(ended.folder.glob("log.rank*.txt")))
+    after = max([0, *(int(n) for n in re.findall(r"client b goes on after step (\d+) of round 2", logs))])
+    assert 0 < step - after <= EVERY and after % EVERY == 0
+    assert not (tmp_path / "run" / FOLDER).exists()
+
+
+class HaltedError(FedtorchError):
+    """Ends a run in the midst of a training."""
+
+
+def stopped(config: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that are left of a run that failed after so many steps of all clients."""
+    release, left = NoisedSteps.release, [step]
+
+    def releasing(self: NoisedSteps, total: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise HaltedError("ends here")
+        return release(self, total)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NoisedSteps, "release", releasing)
+        with pytest.raises(HaltedError):
+            fedtorch.run(str(config))
+    return sorted((config.parent / "run" / FOLDER).iterdir())
+
+
+def test_a_step_that_comes_to_another_sum_after_a_kill_has_a_noise_of_its_own_and_is_paid_once(
+    long_rounds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a run goes on on a machine whose arithmetic differs."""
+    config = saving(tmp_path, long_rounds)
+    assert stopped(config, 10, monkeypatch)
+    add, moved, streams = module.add_bounded, [], []
+    stream = NoisedSteps._stream
+
+    def added(total: Any, gradient: Any, clip: float, exponent: int) -> float:
+        norm = add(total, gradient, clip, exponent)
+        if not moved:
+            total[0] += 1
+            moved.append(norm)
+        return norm
+
+    def drawn(self: NoisedSteps, purpose: str) -> Any:
+        streams.append((self._place.round, self._step, purpose, self._start, self._last))
+        return stream(self, purpose)
+
+    monkeypatch.setattr(module, "add_bounded", added)
+    monkeypatch.setattr(NoisedSteps, "_stream", drawn)
+    assert main(["--config", str(config)]) == 0
+    first = next(name for name, each in lines(config).items() if streams[0][3] in {t.start for t in each})
+    assert [step for round, step, what, *_ in streams if (round, what) == (0, "noise")][:4] == [8, 9, 10, 11]
+    ends = {name: [t for t in each if t.round == 0] for name, each in lines(config).items()}
+    known = {name: [t for t in each if t.round == 0] for name, each in lines(long_rounds).items()}
+    assert [name for name in UNITS if ends[name] != [replace(t, run=str(tmp_path / "run")) for t in known[name]]] == [
+        first
+    ]
+    (one,) = ends[first]
+    assert one.attempt == 0 and one.steps == TAKEN and one.start == known[first][0].start
+
+
+def test_a_save_of_one_attempt_is_not_taken_up_by_the_next(
+    long_rounds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run left with another end from the same start meanwhile: all steps are taken anew, and paid."""
+    config = saving(tmp_path, long_rounds)
+    stopped(config, 10, monkeypatch)
+    name = next(name for name, each in lines(long_rounds).items() if each and each[0].start in started(config))
+    known = next(t for t in lines(long_rounds)[name] if t.round == 0)
+    silo = Silo.open(tmp_path / "silos" / name, "elsewhere")
+    assert silo.enter(replace(known, run="elsewhere", end="0" * 64))
+    assert not silo.enter(replace(known, run="elsewhere"))
+    assert main(["--config", str(config)]) == 0
+    said = "".join(path.read_text() for path in (tmp_path / "run").glob("log*.txt"))
+    assert f"client {name}: a saved training is not used" in said and "is of another attempt, whose" in said
+    own = [t for t in lines(config)[name] if t.round == 0 and t.run == str(tmp_path / "run")]
+    assert [(t.attempt, t.steps) for t in own] == [(1, TAKEN)]
+
+
+def started(config: Path) -> set[str]:
+    """h_0 of the trainings that were saved in a run's folder."""
+    found = set()
+    for path in (config.parent / "run" / FOLDER).iterdir():
+        found.add(bytes(load_file(path)[NOISED].tolist()).decode().split()[1])
+    return found
+
+
+def test_a_save_has_nothing_of_the_rows_that_did_not_go_through_the_noise(
+    long_rounds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = stopped(saving(tmp_path, long_rounds), 10, monkeypatch)
+    keys = [path.read_bytes() for path in (tmp_path / "silos").glob("*/key")]
+    for path in files:
+        held = load_file(path)
+        assert not held[LOSSES].any() and len(held[LOSSES]) == 8
+        assert held[GENERATOR].equal(torch.Generator().manual_seed(0).get_state())
+        content = path.read_bytes()
+        assert not any(key in content or key.hex().encode() in content for key in keys)
+        with safe_open(path, "pt") as file:
+            numbers = json.loads(file.metadata()["state"])["numbers"]
+        assert {name.split("/")[0] for name in numbers} <= {"optimizer", "step"}
+
+
+@pytest.mark.parametrize("form", ["{name: ditto, weights: equal, form: simplified}", "{name: scaffold}"])
+def test_of_two_trainings_in_a_round_and_of_hooks_each_goes_on(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"algorithm": form, "client": "{optimizer: sgd, lr: 0.1, batch_size: 4, steps: 6}"}
+    whole = config_for(tmp_path / "whole", **changes)
+    assert main(["--config", str(whole)]) == 0
+    config = saving(tmp_path / "parts", whole, **changes, checkpoint="{every_steps: 1}")
+    stopped(config, 9, monkeypatch)
+    assert main(["--config", str(config)]) == 0
+    assert same(config, whole)

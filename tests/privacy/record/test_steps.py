@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,3 +189,39 @@ def test_sums_of_as_many_units_as_there_may_be_are_exact() -> None:
 def test_discrete_noise_has_its_variance_too() -> None:
     steps = NoisedSteps(Silo(KEY, None), terms(z=2.0), Place(0, "train"), "discrete", FACTS)
     assert steps.release(np.zeros(5000)).var() == pytest.approx((2.0 / 10) ** 2, rel=0.1)
+
+
+def drawn(steps: NoisedSteps) -> list[Any]:
+    """All that the next two steps draw."""
+    return [
+        (steps.batch(100), steps.coins(), steps.rows(0, 9, 4), steps.release(np.full(5, float(n))).tolist())
+        for n in (1, 2)
+    ]
+
+
+def test_steps_that_go_on_draw_what_they_would_have_drawn_and_count_the_earlier_ones() -> None:
+    silo = Silo(KEY, None)
+    whole, again = (NoisedSteps(silo, terms(), Place(0, "train"), "normal", FACTS) for _ in range(2))
+    for n in range(3):
+        whole.release(np.full(5, float(n)))
+    written = whole.written()
+    assert again.is_of(written)
+    again.go_on(written, 3)
+    assert again.written() == written and drawn(again) == drawn(whole)
+    assert again.may_leave() and whole.may_leave()
+    assert [one.steps for one in silo.trainings()] == [5, 5] and len(silo.parts()) == 1  # counted once
+    assert silo.parts()[0][2] == 5
+
+
+def test_what_is_written_of_another_training_attempt_or_key_is_not_its_own(tmp_path: Path) -> None:
+    written = begun().written()
+    assert begun().is_of(written)
+    assert not begun(facts=[b"others"]).is_of(written) and not begun(key=bytes(32)).is_of(written)
+    assert not any(begun().is_of(bad) for bad in (b"", written[:-1], written + b"0", b"1" + written[1:], b"\xff"))
+    silo = Silo.open(tmp_path, "run")
+    first = NoisedSteps(silo, terms(), Place(0, "train"), "normal", FACTS)
+    for steps, total in ((first, 0.0), (NoisedSteps(silo, terms(), Place(0, "train"), "normal", FACTS), 1.0)):
+        steps.release(np.full(5, total))
+        left = steps.may_leave()
+    assert not left
+    assert not NoisedSteps(silo, terms(), Place(0, "train"), "normal", FACTS).is_of(first.written())

@@ -22,11 +22,13 @@ from fedtorch.privacy.record.steps import NoisedSteps, Place
 from fedtorch.privacy.record.terms import SiloTerms
 from fedtorch.train.batches import StepPlan
 from fedtorch.train.engine import Engine
+from fedtorch.train.moment import Moment
 from fedtorch.train.noised import NoisedTraining, noised_sum, train_noised
 from fedtorch.train.settings import ClientConfig
 
 KEY = bytes(range(32))
 TASK = Quadratic(clients={"a": (1.0, 1.0, 6)}, start=(0.3, -0.7), head=(0.1,), double=False)
+HP = ClientConfig(optimizer="sgd", lr=1.0)
 Row = tuple[float, float]
 
 
@@ -55,11 +57,11 @@ def terms_of(units: int, batch: int, z: float = 1.0, clip: float = 1.0, pool: in
 
 
 def trained(one: Engine, about: SiloWork, count: int, **how: Any) -> list[float]:
-    def start() -> None:
-        one.start(one.initial_shared, None, ClientConfig(optimizer="sgd", lr=1.0), steps=count, seed=1)
+    def start(_: Moment | None) -> None:
+        one.start(one.initial_shared, None, HP, steps=count, seed=1)
 
     plans = [StepPlan(((0,),), 1, 0)] * count
-    train_noised(NoisedTraining(one, TASK, about, "a", "train", [b"w"], start), plans, **how)
+    train_noised(NoisedTraining(one, TASK, about, "a", "train", [b"w"], start, HP), plans, **how)
     return [*one.flat.tolist(), *one.flat_private.tolist()]
 
 
@@ -83,10 +85,10 @@ def test_one_person_more_changes_a_sum_by_the_clip_at_most(persons: list[list[Ro
             terms = terms_of(8, 8, clip=clip, pool=8)
             about = work(rows, units, terms)
 
-            def start() -> None:
-                one.start(one.initial_shared, None, ClientConfig(optimizer="sgd", lr=1.0), steps=1, seed=1)
+            def start(_: Moment | None) -> None:
+                one.start(one.initial_shared, None, HP, steps=1, seed=1)
 
-            part, _ = noised_sum(NoisedTraining(one, TASK, about, "a", "train", [b"w"], start))
+            part, _ = noised_sum(NoisedTraining(one, TASK, about, "a", "train", [b"w"], start, HP))
             found.append(np.ldexp(part.numpy(), terms.exponent))
     whole = [int(number) for number in found[0] - found[1]]
     assert (found[0] == np.rint(found[0])).all()
