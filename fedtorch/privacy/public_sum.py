@@ -134,7 +134,7 @@ class PublicSum(Mechanism):
         total = exact_sum(updates, self.exponent, self.clip, self.masking)
         values = total.numpy()
         np.multiply(values, math.ldexp(1.0, -self.exponent) / max(1, len(updates.reports)), out=values)
-        return total.to(updates.dtype)
+        return total.to(updates.sum_dtype)
 
     def settled(self, round: int) -> Collection[str] | None:
         """Return what became of the round; None: nothing yet."""

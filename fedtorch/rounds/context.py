@@ -70,7 +70,7 @@ class RoundContext:
             optimizer=ServerOptimizer(self.config.server),
             num_rounds=self.config.rounds,
             run_seed=self.config.run.seed,
-            layout=components.engine.shared,
+            layout=self.vectors.layout,
             private=components.engine.private,
         )
         """complete on the server, and with messages on every rank; else only what decides about the loop"""
@@ -80,11 +80,18 @@ class RoundContext:
         folder, memory_bytes = self.spill / "updates", self.config.system.update_memory_mb << 20
         if num_bytes:
             return UpdateBuffer(num_bytes, torch.uint8, folder, memory_bytes)
-        flat, places = self.vectors.flat, SentPlaces(self.components, self.members)
-        lender = None if self.mechanism.hides_clients else self.comm.memory.lend
-        layout = self.components.engine.shared
-        dtype = self.mechanism.update_dtype or flat.dtype
-        return UpdateBuffer(len(flat), dtype, folder, memory_bytes, places=places, layout=layout, lender=lender)
+        flat, layout = self.vectors.flat, self.vectors.layout
+        own = self.mechanism.update_dtype
+        return UpdateBuffer(
+            len(flat),
+            own or self.algorithm.update_dtype or flat.dtype,
+            folder,
+            memory_bytes,
+            places=SentPlaces(self.components, self.members, layout),
+            layout=layout,
+            lender=None if self.mechanism.hides_clients else self.comm.memory.lend,
+            sum_dtype=own or flat.dtype,
+        )
 
     @cached_property
     def packing(self) -> Packing | None:

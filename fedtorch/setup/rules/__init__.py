@@ -21,6 +21,7 @@ from fedtorch.setup.rules import (
     privacy,
     record,
     references,
+    seeds,
     sums,
     trainers,
     trust,
@@ -49,6 +50,7 @@ SUBJECTS: tuple[Subject, ...] = (
     sums.PUBLIC,
     sums.PREVIOUS,
     exchange.SUBJECT,
+    seeds.SUBJECT,
     trust.SUBJECT,
     attacks.SUBJECT,
 )
