@@ -19,6 +19,7 @@ import fedtorch.audit.__main__
 import fedtorch.chat.__main__
 import fedtorch.data.__main__
 import fedtorch.lifecycle.export
+import fedtorch.lifecycle.rebuild
 import fedtorch.main
 import fedtorch.planning.bench
 import fedtorch.report.__main__
@@ -51,6 +52,7 @@ FUNCTIONS = {
     "data partition": fedtorch.setup.data_partition.main,
     "report": fedtorch.report.__main__.main,
     "export": fedtorch.lifecycle.export.main,
+    "rebuild": fedtorch.lifecycle.rebuild.main,
     "predict": fedtorch.setup.predict.main,
     "bench": fedtorch.planning.bench.main,
     "keys new": fedtorch.trust.new_key.main,
@@ -130,7 +132,7 @@ def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsy
         (
             "train",
             "choose one of run, local, sweep, slurm, serve, join, init, data prepare, data prepare own, data check, "
-            "data partition, keys new, report, export, predict, bench, audit, chat",
+            "data partition, keys new, report, export, rebuild, predict, bench, audit, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),
