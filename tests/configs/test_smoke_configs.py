@@ -42,11 +42,13 @@ HERE = [
 LOSSES: dict[str, tuple[float, float, float | None]] = {
     "centralized": (6.14092, 0.28493, 6.18575),
     "coverquery": (0.99750, 0.68247, None),
+    "decomfl": (6.13619, 1.10744, 6.28936),
     "ditto": (6.15874, 0.09562, 6.26155),
     "esim": (0.99987, 0.00000, None),
     "fedadam": (6.15874, 0.09562, 6.28000),
     "fedavg": (6.15874, 0.09562, 6.27049),
     "feddyn": (6.14433, 0.15438, 6.20826),
+    "fedkseed": (6.13997, 1.78126, 6.28943),
     "fedmatch": (1.00002, 0.08105, None),
     "fedmatch_pal_sampled": (1.00254, 0.03609, None),
     "fednova": (6.13020, 0.16072, 6.22873),

@@ -94,17 +94,14 @@ class LocalSteps:
         """One step: a number for each of its directions, measured at the same weights, and then the move."""
         rule, moves = self.rule, list[tuple[int, int]]()
         probes.begin_step()
-        is_left_out = False
         for candidate in candidates:
             difference, slope = probes.slope(step, rule.seed(candidate))
             q = whole(slope * rate / rule.perturbations, rule.bits)
-            too_far = rule.grad_clip is not None and abs(difference) > rule.grad_clip
-            if q is None or math.isnan(difference) or too_far:
-                is_left_out = True
-                continue
+            if q is None or (rule.grad_clip is not None and abs(difference) > rule.grad_clip):
+                self._left_out += 1
+                return
             self._magnitudes[candidate] = self._magnitudes.get(candidate, 0.0) + min(abs(slope), CLIP)
             moves.append((candidate, q))
-        self._left_out += is_left_out
         for candidate, q in moves:
             kept = self._sums.get(candidate, 0)
             self._sums[candidate] = total = max(-LIMIT, min(LIMIT, kept + q))
