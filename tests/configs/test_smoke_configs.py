@@ -119,3 +119,12 @@ def test_the_small_fedmatch_rows_train_on_prepared_real_data(
     results = json.loads((run / "results.json").read_text())
     assert set(results["clients"]) == {"privacyqa", "pubmedqa", "fiqa", "insuranceqa", "medquad"}
     assert run.name == "+".join(config.rpartition("/")[2] for config in configs)
+
+
+def test_the_rows_of_fedkseed_have_the_values_of_paper_and_code() -> None:
+    found = {name: load(f"fedkseed/{name}") for name in ("natural_instructions", "natural_instructions_pro", "dolly")}
+    for name, config in found.items():
+        algorithm, client = config.algorithm, config.client
+        assert (algorithm.seeds, algorithm.eps, algorithm.pro) == (4096, 5e-4, name.endswith("_pro"))
+        assert (client.steps, client.batch_size, client.lr) == (200, 1, 3e-7)
+    assert [(c.rounds, c.clients.per_round) for c in found.values()] == [(40, 37), (40, 37), (60, 10)]
