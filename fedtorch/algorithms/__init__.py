@@ -14,6 +14,8 @@ ALGORITHMS = {
     "metaweighting": "fedtorch.algorithms.metaweighting:MetaWeighting",
     "fedassistant": "fedtorch.algorithms.fedassistant:FedAssistant",
     "streaming_diloco": "fedtorch.algorithms.streaming:StreamingDiLoCo",
+    "fedkseed": "fedtorch.algorithms.seeds.fedkseed:FedKSeed",
+    "decomfl": "fedtorch.algorithms.seeds.fedkseed:DeComFL",
     "local": "fedtorch.algorithms.local:Local",
     "rolora": "fedtorch.algorithms.adapters.rolora:RoLoRA",
     "hetlora": "fedtorch.algorithms.adapters.hetlora:HetLoRA",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
+import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import NAMES, Limits
+from fedtorch.algorithms.run_facts import RunFacts
 from fedtorch.algorithms.weighting import shares
 from fedtorch.core.client import ClientState
+from fedtorch.core.direction_model import DirectionModel
 from fedtorch.core.overrides import definer, overrides
 from fedtorch.core.places import Places
 from fedtorch.core.renamed import refuse_old_names
@@ -95,14 +100,18 @@ class Algorithm:
 
     exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights",)
     """the flat vectors that travel each round, down under these names and up as their pseudo-gradients, all over the
-    shared layout and laid end to end. Empty: nothing is sent. The server keeps one tensor of each name in
-    `ServerState.tensors`; `weights` are the model's, others start at zero"""
+    layout of `exchanged_layout` and laid end to end. Empty: nothing is sent. The server keeps one tensor of each name
+    in `ServerState.tensors`; `weights` are the model's, others start at zero"""
+    update_dtype: ClassVar[torch.dtype | None] = None
+    """of what clients send; None: that of the vectors. Their sum has the vectors' dtype in any case"""
     varying_vectors: ClassVar[tuple[str, ...]] = ()
     """further flat vectors of the server, of the shared layout's dtype and of a length that its step may change, which
     go down beside those above: what was added to an adapter's base. In `ServerState.tensors`; one that is missing is
     empty. `server_update` replaces them; of one that only grew, what is new travels"""
     is_personal: ClassVar[bool] = False
     """clients are evaluated with models of their own, each at its home"""
+    of_run: ClassVar[RunFacts | None] = None
+    """facts of the run that it is part of; None before there is one, see `in_run`"""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -125,6 +134,12 @@ class Algorithm:
             steps_with_optimizer=not overrides(cls, "server_update", Algorithm),
             reads_initial=not all(base.__module__.startswith("fedtorch.") for base in of_clients),
         )
+
+    def in_run(self, facts: RunFacts) -> Self:
+        """Return this algorithm as a part of a run, whose facts are in `of_run`; not among the fields."""
+        found = copy(self)
+        object.__setattr__(found, "of_run", facts)
+        return found
 
     def trains_as(self, rule: type[Algorithm]) -> bool:
         """Do clients train as `rule` says, or another class of this package, and not as a subclass elsewhere does?
@@ -183,13 +198,29 @@ class Algorithm:
         """Combine the updates into one flat vector; by default their weighted sum."""
         return updates.weighted_sum(weights)
 
+    def exchanged_layout(self, shared: Layout) -> Layout:
+        """The layout of each exchanged vector, with its dtype; by default that of the shared weights.
+
+        With another one the weights are no vector that travels: `model` says how they follow from the first one.
+        """
+        return shared
+
+    def model(self) -> DirectionModel | None:
+        """Rule that makes the weights of the first exchanged vector, which starts at zero; None: they are that vector.
+
+        Made once on each rank. Jobs then have the weights as `received["weights"]` too, and the server writes a line of
+        each round's changes into RUN/scalars.jsonl.
+        """
+        return None
+
     def places(self, way: Way, layout: Layout, client: str, round: int) -> Places | None:
         """Which numbers of the exchanged vectors, laid end to end, travel in a round (from 0). None: all.
 
-        A function of its arguments and fields, asked for on all ranks. way: `sent`: of what a client sends, the rest of
-        which is 0. `received`: of the server's vectors that a client gets, for the count of bytes; a rank gets what any
-        of its clients may need. `broadcast`: of those that can differ after the server's step of that round, for all
-        (client is empty); all travel at the start of a run, after a resume, and to evaluate the best model.
+        A function of its arguments, fields and `of_run`, asked for on all ranks. layout: of one of these vectors.
+        way: `sent`: of what a client sends, the rest of which is 0. `received`: of the server's vectors that a client
+        gets, for the count of bytes; a rank gets what any of its clients may need. `broadcast`: of those that can
+        differ after the server's step of that round, for all (client is empty); all travel at the start of a run,
+        after a resume, and to evaluate the best model.
         """
         return None
 

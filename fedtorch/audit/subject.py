@@ -146,6 +146,8 @@ class Subject:
             return "clients send nothing"
         if context.has_messages:
             return "clients send compressed messages, which this attack does not read"
+        if context.vectors.model is not None:
+            return "clients send numbers along seeded directions, which this attack does not read"
         if not context.algorithm.limits.trains_clients:
             return "clients do not train"
         if not any(bool(flat.any()) for flat in self.updates.values()):

@@ -49,6 +49,7 @@ COMMANDS = {
     "verify": Command("fedtorch.trust.verify", "look again at what a party has of a run: signatures, chain, sums"),
     "report": Command("fedtorch.report.__main__", "tables and plots of finished runs"),
     "export": Command("fedtorch.lifecycle.export", "write the model of a run, or of one of its clients, to a folder"),
+    "rebuild": Command("fedtorch.lifecycle.rebuild", "write the model of any round, from base and recorded sums alone"),
     "predict": Command("fedtorch.setup.predict", "what a run's model says of new rows of your own"),
     "bench": Command("fedtorch.planning.bench", "measure this machine, for `run --dry-run --nodes`"),
     "audit": Command("fedtorch.audit.__main__", "attack a run of your own: what could be read of its text"),

@@ -411,3 +411,85 @@ double fedtorch_tag(const int64_t *numbers, const uint64_t *words, size_t length
     *tag = sides[0] >= sides[1] ? sides[0] - sides[1] : sides[0] + PRIME - sides[1];
     return 0.0;
 }
+
+/* Philox4x32-10 (Salmon et al. 2011), as in Random123, with the key (seed, 0) and the counter (block, 0, 0). */
+static void philox(uint32_t seed, uint64_t block, uint32_t word[4])
+{
+    uint32_t c0 = (uint32_t)block, c1 = (uint32_t)(block >> 32), c2 = 0, c3 = 0, k0 = seed, k1 = 0;
+    for (int round = 0; round < 10; round++) {
+        uint64_t first = (uint64_t)0xD2511F53u * c0, second = (uint64_t)0xCD9E8D57u * c2;
+        c0 = (uint32_t)(second >> 32) ^ c1 ^ k0;
+        c1 = (uint32_t)second;
+        c2 = (uint32_t)(first >> 32) ^ c3 ^ k1;
+        c3 = (uint32_t)first;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    word[0] = c0;
+    word[1] = c1;
+    word[2] = c2;
+    word[3] = c3;
+}
+
+#define SIGNS 128 /* numbers that one block of Philox has the signs of */
+
+/* The numbers `block` * SIGNS on of a seed's direction: bit i mod 32 of word i div 32, 1 is +1; or, with `bytes`, of
+   word i mod 4 of block i div 4 the sum of its bytes - 510. */
+CLONES static void direction(uint32_t seed, uint64_t block, int bytes, double *restrict z)
+{
+    uint32_t word[4];
+    if (bytes) {
+        for (int at = 0; at < SIGNS; at += 4) {
+            philox(seed, block * (SIGNS / 4) + (uint64_t)(at / 4), word);
+            for (int i = 0; i < 4; i++)
+                z[at + i] = (double)((int)(word[i] & 255) + (int)(word[i] >> 8 & 255) + (int)(word[i] >> 16 & 255) +
+                                     (int)(word[i] >> 24) - 510);
+        }
+        return;
+    }
+    philox(seed, block, word);
+    for (int at = 0; at < SIGNS; at += 32)
+        for (int i = 0; i < 32; i++) {
+            uint64_t bits = (uint64_t)(~(word[at / 32] >> i) & 1u) << 63 | 0x3ff0000000000000u;
+            memcpy(z + at + i, &bits, sizeof bits);
+        }
+}
+
+/* out = values + amount * z of a seed, of which the first number is at `place`; every operation is rounded to TYPE. */
+#define DEFINE_SHIFT(NAME, TYPE)                                                                                       \
+    CLONES void NAME(const TYPE *values, TYPE *out, size_t length, uint64_t place, uint32_t seed, int bytes,           \
+                     double amount)                                                                                    \
+    {                                                                                                                  \
+        double z[SIGNS];                                                                                               \
+        for (size_t at = 0; at < length;) {                                                                            \
+            size_t skipped = (size_t)((place + at) % SIGNS), count = SIGNS - skipped;                                  \
+            count = length - at < count ? length - at : count;                                                         \
+            direction(seed, (place + at) / SIGNS, bytes, z);                                                           \
+            for (size_t i = 0; i < count; i++)                                                                         \
+                out[at + i] = values[at + i] + (TYPE)z[skipped + i] * (TYPE)amount;                                    \
+            at += count;                                                                                               \
+        }                                                                                                              \
+    }
+
+DEFINE_SHIFT(fedtorch_shift_f32, float)
+DEFINE_SHIFT(fedtorch_shift_f64, double)
+
+/* total += sum over k of amounts[k] * z of seeds[k]: whole numbers, which stay below 2^53. */
+CLONES void fedtorch_along(double *total, size_t length, uint64_t place, const uint32_t *seeds, const double *amounts,
+                           size_t count, int bytes)
+{
+    double z[SIGNS], sum[SIGNS];
+    for (size_t at = 0; at < length;) {
+        size_t skipped = (size_t)((place + at) % SIGNS), part = SIGNS - skipped;
+        part = length - at < part ? length - at : part;
+        memset(sum, 0, sizeof sum);
+        for (size_t k = 0; k < count; k++) {
+            direction(seeds[k], (place + at) / SIGNS, bytes, z);
+            for (int i = 0; i < SIGNS; i++)
+                sum[i] += z[i] * amounts[k];
+        }
+        for (size_t i = 0; i < part; i++)
+            total[at + i] += sum[skipped + i];
+        at += part;
+    }
+}

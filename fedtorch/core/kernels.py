@@ -28,6 +28,7 @@ STREAM_BYTES = 16 << 20
 """A vector that is longer is written past the caches: little of it would still be there when it is read."""
 _FOLD = (_POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _INT, _POINTER, _DOUBLE, _INT, _SIZE, _SIZE, _POINTER)
 _DIFFERENCE = (_POINTER, _POINTER, _POINTER, _INT, _SIZE, _SIZE, _POINTER, _POINTER)
+_SHIFT = (_POINTER, _POINTER, _SIZE, ctypes.c_uint64, ctypes.c_uint32, _INT, _DOUBLE)
 _ARGUMENTS = {
     "source": (),
     "copy": (_POINTER, _POINTER, _SIZE),
@@ -48,7 +49,12 @@ _ARGUMENTS = {
     "norm_f64": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
     "norm_difference_f32": _DIFFERENCE,
     "norm_difference_f64": _DIFFERENCE,
+    "shift_f32": _SHIFT,
+    "shift_f64": _SHIFT,
+    "along": (_POINTER, _SIZE, ctypes.c_uint64, _POINTER, _POINTER, _SIZE, _INT),
 }
+_NOTHING = ("norm", "fold", "copy", "shift", "along")
+"""How the names of functions begin that return nothing; others return a double."""
 _SUFFIXES = {np.dtype(np.float32): "f32", np.dtype(np.float64): "f64"}
 
 
@@ -282,7 +288,7 @@ def opened(path: str) -> ctypes.CDLL:
     lib = ctypes.CDLL(path)
     for name, arguments in _ARGUMENTS.items():
         function = getattr(lib, f"fedtorch_{name}")
-        function.argtypes, function.restype = arguments, None if name.startswith(("norm", "fold", "copy")) else _DOUBLE
+        function.argtypes, function.restype = arguments, None if name.startswith(_NOTHING) else _DOUBLE
     return lib
 
 

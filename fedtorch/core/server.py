@@ -38,7 +38,7 @@ class ServerState:
     run_seed: int = 0
     """`run.seed`; not state."""
     layout: Layout | None = None
-    """Of each shared vector."""
+    """Of each vector that is exchanged: that of the shared weights, unless the algorithm says another."""
     private: Layout | None = None
     """Of what every client keeps for itself."""
 
@@ -46,6 +46,11 @@ class ServerState:
     def weights(self) -> Tensor:
         """The flat shared parameters, shape (size,); rules change them in place."""
         return self.tensors[keys.WEIGHTS]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number format of the exchanged vectors, and of the sums that they are changed by."""
+        return self.weights.dtype if self.layout is None else self.layout.dtype
 
 
 class ServerOptimizer:

@@ -84,7 +84,7 @@ class Update:
     """A client's pseudo-gradient and its report: what `client_update` may return in place of sending and a Report."""
 
     grad: Tensor | None
-    """flat CPU vector over the shared layout, once per name in `Algorithm.exchanged_vectors`, laid end to end; a
+    """flat CPU vector over the exchanged layout, once per name in `Algorithm.exchanged_vectors`, laid end to end; a
     descent direction for the server: w_global − w_client for FedAvg. None if the client sends nothing"""
     report: Report
     """its numbers of the round"""
@@ -126,6 +126,7 @@ class UpdateBuffer:
         lengths: Callable[[str], int] | None = None,
         layout: Layout | None = None,
         lender: Lender | None = None,
+        sum_dtype: torch.dtype | None = None,
     ) -> None:
         """Keep nothing yet.
 
@@ -134,8 +135,10 @@ class UpdateBuffer:
         lengths: how long a client's message is in this round, `size` at most, the same on all ranks; None: `size`.
         layout: of each vector in an update, where they are such; for the algorithm.
         lender: lends a vector for an update or a sum; None, or where it returns None: it is made here.
+        sum_dtype: of what updates come to; None: theirs.
         """
         self.size, self.dtype, self.folder = size, dtype, folder
+        self.sum_dtype = dtype if sum_dtype is None else sum_dtype
         self.places, self.layout, self._lender = places or _everywhere, layout, lender or _nobody
         self._lengths = lengths
         self.sums = KeptVectors(self._make)

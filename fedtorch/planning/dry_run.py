@@ -65,11 +65,15 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def _traffic(built: BuiltRun, num_ranks: int) -> str:
     config, vectors = built.config, len(built.algorithm.exchanged_vectors)
-    size = built.engine.shared.size * vectors
+    algorithm, layout = built.algorithm, built.algorithm.exchanged_layout(built.engine.shared)
+    size = layout.size * vectors
     cohort = len(built.clients) if config.clients.per_round == "all" else config.clients.per_round
-    down = 4 * size * (num_ranks - 1)
-    up = min(4 * size * cohort, 8 * size * (num_ranks - 1))
-    algorithm = built.algorithm
+    down = layout.dtype.itemsize * size * (num_ranks - 1)
+    sent = 4 * size * cohort
+    if layout is not built.engine.shared:
+        drawn = [algorithm.places("sent", layout, client.name, 0) for client, _ in built.first_cohort]
+        sent = 4 * sum(size if places is None else len(places) for places in drawn)
+    up = min(sent, 8 * size * (num_ranks - 1))
     if isinstance(algorithm, MessageAlgorithm) and (message := algorithm.message_bytes(built.engine.shared)):
         gets_all = algorithm.combines_in_slices and algorithm.selection(built.engine.shared) is None
         copies = cohort if algorithm.combines_everywhere or gets_all else 1
@@ -77,9 +81,14 @@ def _traffic(built: BuiltRun, num_ranks: int) -> str:
     if (packing := Packing.of(config.exchange, built.engine.shared)) is not None:
         up = packing.message_bytes * cohort
     count = f"{built.engine.shared.size:,} shared and {built.engine.private.size:,} private numbers"
-    sizes = f"{down / 2**20:,.1f} MiB down and {up / 2**20:,.1f} MiB up"
+    sizes = f"{_shown(down)} down and {_shown(up)} up"
     beside = f", and down what {' and '.join(names)} grow by" if (names := algorithm.varying_vectors) else ""
     return f"traffic: {count}; per round at most {sizes}{beside}, {cohort} clients"
+
+
+def _shown(size: int) -> str:
+    """A number of bytes, in MiB where that shows something."""
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 / 20 or not size else f"{size:,} bytes"
 
 
 def _rates(built: BuiltRun) -> str:
@@ -121,10 +130,12 @@ def _memory(built: BuiltRun) -> str:
     state = max(optimizer_numbers(hp) for hp in {config.client, *built.settings})
     model = total * width * 2  # the weights and the initial ones
     training = total * width * (1 + state)  # gradients, optimiser
-    exchange = engine.shared.size * vectors * width * 2 + min(
-        config.system.update_memory_mb << 20, engine.shared.size * vectors * width * len(built.clients)
-    )
-    server = engine.shared.size * vectors * (8 + 2 * width)
+    numbers = built.algorithm.exchanged_layout(engine.shared).size * vectors
+    exchange = numbers * width * 2 + min(config.system.update_memory_mb << 20, numbers * width * len(built.clients))
+    exchange += (
+        0 if built.algorithm.model() is None else engine.shared.size * (8 + width)
+    )  # sums, and what they come to
+    server = numbers * (8 + 2 * width)
     rows = [("weights", model), ("gradients and optimiser", training)]
     if (precision := config.engine.precision) != "fp32":  # autocast's copies, until the backward pass
         rows.append((f"weights in {precision}", 2 * Size.of(engine.module).numbers))

@@ -63,7 +63,7 @@ def round_work(built: BuiltRun, num_ranks: int, training: Training) -> RoundWork
         taken = training.start_s + steps * training.step_s * built.training.cost(client.name) / usual
         for rank in ranks:
             busy[rank] += taken
-    algorithm, layout = built.algorithm, built.engine.shared
+    algorithm, layout = built.algorithm, built.algorithm.exchanged_layout(built.engine.shared)
     work = RoundWork(
         numbers=layout.size * len(algorithm.exchanged_vectors),
         hosted=tuple(hosted),

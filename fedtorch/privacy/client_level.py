@@ -207,7 +207,7 @@ class ClientLevel(Mechanism):
             stream = Stream(derived(ledger.key, "count", round, self._attempt))
             count = noised_count(halves, sigma, stream, ADD[self.settings.noise])
             server.numbers[CLIP] = moved(self._clip, rule, count, self.terms.expected)
-        return part.to(server.weights.dtype)
+        return part.to(server.dtype)
 
     @property
     def deviation(self) -> float:

@@ -134,7 +134,7 @@ class PublicSum(Mechanism):
     def combine(self, updates: Any, otherwise: Callable[[Any], Tensor]) -> Tensor:
         """Mean with equal weights at the public scale, whatever the algorithm's are."""
         total = exact_sum(updates, self.exponent, self.clip, self.masking)
-        return self.step_of(total, self.exponent, len(updates.reports), updates.dtype)
+        return self.step_of(total, self.exponent, len(updates.reports), updates.sum_dtype)
 
     def step_of(self, sums: Tensor, exponent: int, count: int, dtype: Any) -> Tensor:
         """Return the mean."""

@@ -99,13 +99,16 @@ class BestModel:
         self.state.numbers[keys.STOPPED] = 1
 
     def keep_server_weights(self, weights: Tensor, varying: Mapping[str, Tensor] = NOTHING) -> None:
-        """Copy the present weights, flat; varying: vectors that belong to them, which are never changed in place."""
+        """Copy the present weights, flat, or what they follow from.
+
+        varying: vectors that belong to them, which are never changed in place.
+        """
         self.state.tensors.setdefault(keys.BEST, torch.empty_like(weights)).copy_(weights)
         self.state.tensors.update({keys.best(name): vector for name, vector in varying.items()})
 
     @property
     def server_weights(self) -> Tensor | None:
-        """The server's best weights, flat; None before there are any."""
+        """The server's best weights, or what they follow from, flat; None before there are any."""
         return self.state.tensors.get(keys.BEST)
 
     def server_varying(self, names: Iterable[str]) -> dict[str, Tensor]:

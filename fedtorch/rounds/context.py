@@ -70,7 +70,7 @@ class RoundContext:
             optimizer=ServerOptimizer(self.config.server),
             num_rounds=self.config.rounds,
             run_seed=self.config.run.seed,
-            layout=components.engine.shared,
+            layout=self.vectors.layout,
             private=components.engine.private,
         )
         """complete on the server, and with messages on every rank; else only what decides about the loop"""
@@ -82,16 +82,22 @@ class RoundContext:
             return UpdateBuffer(num_bytes, torch.uint8, folder, memory_bytes)
         if (packing := self.packing) is not None:
             return UpdateBuffer(packing.message_bytes, torch.uint8, folder, memory_bytes, lengths=packing.length)
-        flat, places = self.vectors.flat, self.sent_places
-        lender = None if self.mechanism.hides_clients else self.comm.memory.lend
-        layout = self.components.engine.shared
-        dtype = self.mechanism.update_dtype or flat.dtype
-        return UpdateBuffer(len(flat), dtype, folder, memory_bytes, places=places, layout=layout, lender=lender)
+        flat, own = self.vectors.flat, self.mechanism.update_dtype
+        return UpdateBuffer(
+            len(flat),
+            own or self.algorithm.update_dtype or flat.dtype,
+            folder,
+            memory_bytes,
+            places=self.sent_places,
+            layout=self.vectors.layout,
+            lender=None if self.mechanism.hides_clients else self.comm.memory.lend,
+            sum_dtype=own or flat.dtype,
+        )
 
     @cached_property
     def sent_places(self) -> SentPlaces:
         """Places of each client's vector that travel in the round under way."""
-        return SentPlaces(self.components, self.members)
+        return SentPlaces(self.components, self.members, self.vectors.layout)
 
     @cached_property
     def packing(self) -> Packing | None:

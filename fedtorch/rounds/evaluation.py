@@ -89,7 +89,7 @@ class Evaluation:
         """The server's weights become the best ones, if there are such, on all ranks."""
         context = self.context
         if context.comm.is_server and self.best.server_weights is not None:
-            context.server.weights.copy_(self.best.server_weights)
+            context.vectors.first.copy_(self.best.server_weights)
             for name in context.vectors.varying.held:
                 context.server.tensors.pop(name, None)
             context.server.tensors.update(self.best.server_varying(context.vectors.varying.held))
@@ -179,7 +179,7 @@ class Evaluation:
             varying = {
                 name: server.tensors[name] for name in self.context.vectors.varying.held if name in server.tensors
             }
-            self.best.keep_server_weights(server.weights, varying)
+            self.best.keep_server_weights(self.context.vectors.first, varying)
         return is_best
 
     def _is_best(self, best: BestModel, means: Mapping[str, float]) -> bool:

@@ -12,8 +12,11 @@ from torch import Tensor
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.core.overrides import overrides
 from fedtorch.core.places import Places
+from fedtorch.core.state_keys import WEIGHTS
+from fedtorch.core.weights import Layout
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.membership import Membership
+from fedtorch.rounds.scalar_record import ScalarRecord, head_of
 from fedtorch.rounds.varying import VaryingVectors
 from fedtorch.trust.merkle import vector_root
 
@@ -36,7 +39,11 @@ class ExchangedVectors:
         """has_messages: does every rank take the server's step itself?"""
         self._components, self._members, self._has_messages = components, members, has_messages
         self._comm, self._algorithm = components.comm, components.algorithm
-        self._layout = layout = components.engine.shared
+        self.layout = layout = components.algorithm.exchanged_layout(components.engine.shared)
+        """of each of them"""
+        self.model = components.algorithm.model()
+        """what makes the weights of the first one; None: they are it"""
+        self._record: ScalarRecord | None = None
         make = partial(torch.zeros, dtype=layout.dtype) if has_messages else self._comm.vector.make
         self.flat = make(layout.size * len(self._algorithm.exchanged_vectors), dtype=layout.dtype)
         """the vectors end to end in the order of `Algorithm.exchanged_vectors`, for reading; on the server
@@ -48,12 +55,45 @@ class ExchangedVectors:
         names = self._algorithm.exchanged_vectors
         return dict(zip(names, self.flat.chunk(len(names)), strict=True)) if names else {}
 
+    def for_clients(self) -> dict[str, Tensor]:
+        """The vectors by name, and `weights` also where these are none of them."""
+        found = self.by_name()
+        return found if self.model is None else {WEIGHTS: self.weights, **found}
+
+    @property
+    def first(self) -> Tensor:
+        """The first of the vectors, from which the weights follow, as this rank has it; flat."""
+        return self.flat[: self.layout.size]
+
     @property
     def weights(self) -> Tensor:
         """The shared weights this rank received last (on the server: the current ones), flat."""
         if not self._algorithm.exchanged_vectors:
             return self._components.engine.initial_shared
-        return self.flat[: self._layout.size]
+        return self.first if self.model is None else self.model.weights(self._initial, self.first)
+
+    @property
+    def _initial(self) -> Tensor:
+        return self._components.engine.initial_shared
+
+    def open_record(self) -> None:
+        """On the server, before the first round that is done now: have the record as it is after those before it.
+
+        Raises:
+            CheckpointError: it is not the record of these vectors, or the disk refuses.
+        """
+        if self.model is not None and self._comm.is_server:
+            self._record = ScalarRecord(self._components.config.folder, head_of(self.model, self._initial))
+            self._record.begin(self.first, self._members.progress.round)
+
+    def round_done(self) -> None:
+        """On the server: the round under way is about to count; its line is on the disk then.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        if self._record is not None:
+            self._record.add(self._members.progress.round + 1, self.first)
 
     @property
     def root(self) -> str:
@@ -63,24 +103,24 @@ class ExchangedVectors:
     @cached_property
     def varying(self) -> VaryingVectors:
         """Vectors that the server sends beside its own, as all ranks have them."""
-        return VaryingVectors(self._algorithm.varying_vectors, self._layout.dtype)
+        return VaryingVectors(self._algorithm.varying_vectors, self.layout.dtype)
 
     @cached_property
     def total(self) -> Tensor:
         """Where messages are summed, flat; the same memory in every round, as a first touch costs more than the sum."""
-        return torch.empty(self._layout.size, dtype=self._layout.dtype)
+        return torch.empty(self.layout.size, dtype=self.layout.dtype)
 
     def begin(self) -> None:
-        """The vectors of all ranks, which have the same initial weights, begin with these."""
+        """The vectors of all ranks, which have the same initial weights, begin with these; or with zero."""
         if not self._algorithm.exchanged_vectors:
             return
-        initial = self._components.engine.initial()[0]
+        initial = self._components.engine.initial()[0] if self.model is None else torch.zeros_like(self.first)
         if self._comm.is_server:
-            self.weights.copy_(initial)
+            self.first.copy_(initial)
         if not self._has_messages:
             self.flat = self._comm.vector.share(self.flat)
         if not self._comm.is_server and not self._comm.vector.is_shared(self.flat):
-            self.weights.copy_(initial)
+            self.first.copy_(initial)
         self._state = _State.ALIKE
 
     def written(self, *, everywhere: bool = False) -> None:
@@ -99,7 +139,7 @@ class ExchangedVectors:
             return
         places = None
         if self._state is _State.STEPPED:
-            places = self._algorithm.places("broadcast", self._layout, "", self._members.progress.round - 1)
+            places = self._algorithm.places("broadcast", self.layout, "", self._members.progress.round - 1)
         part = self.flat if places is None else places.take(self.flat)
         self._members.barrier("broadcast", vector=part if part.numel() else None)
         self._send(part, places, server_tensors)
@@ -124,15 +164,16 @@ class ExchangedVectors:
         """How many numbers all clients together get, where the algorithm says so for each. sent: to all."""
         if not (overrides(type(self._algorithm), "places", Algorithm) and self._comm.is_server):
             return None
-        each = [self._algorithm.places("received", self._layout, name, round) for name in self._comm.names]
+        each = [self._algorithm.places("received", self.layout, name, round) for name in self._comm.names]
         return sum(sent if places is None else len(places) for places in each)
 
 
 class SentPlaces:
     """Places of clients' updates that travel in a round, asked for once of each client."""
 
-    def __init__(self, components: RunComponents, members: Membership) -> None:
-        self._algorithm, self._layout = components.algorithm, components.engine.shared
+    def __init__(self, components: RunComponents, members: Membership, layout: Layout) -> None:
+        """layout: of each vector."""
+        self._algorithm, self._layout = components.algorithm, layout
         self._progress = members.progress
         self._known: tuple[int, dict[str, Places | None]] = (-1, {})  # round, client -> what travels
 

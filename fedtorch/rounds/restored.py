@@ -62,11 +62,11 @@ def check_client(context: RoundContext, name: str, state: ClientState, folder: P
 
 
 def _of_server(context: RoundContext, saved: ServerState, round: int) -> Iterator[str]:
-    layout, algorithm = context.components.engine.shared, context.algorithm
+    layout, algorithm = context.vectors.layout, context.algorithm
     exchanged = algorithm.exchanged_vectors
     names = {*exchanged, keys.BEST, keys.MOMENTUM, keys.FIRST_MOMENT, keys.SECOND_MOMENT}
     flat: Flat = {name: (layout, (layout.size,)) for name in names}
-    kept = algorithm.kept(layout, context.components.engine.private)
+    kept = algorithm.kept(context.components.engine.shared, context.components.engine.private)
     flat |= {name: (layout, shape) for name, shape in kept.shapes.items()}
     for name in algorithm.varying_vectors:
         for key in {name, keys.best(name)} & set(saved.tensors):

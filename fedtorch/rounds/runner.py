@@ -67,6 +67,7 @@ class Runner:
         context.comm.enable_loss_recovery()  # until here nothing was computed that a restart would lose
         context.members.note_losses()  # in an earlier run of this job
         context.members.leave_out(self.components.left_out)
+        context.vectors.open_record()
         self.steps.begin(resumed=resume is not None)
         try:
             self._server_train_if_due()
@@ -158,6 +159,7 @@ class Runner:
                 context.store.commit([report.client for report in decision.accepted if is_done])
                 context.updates.clear()
             if is_done:
+                context.vectors.round_done()
                 return reports_for_log(decision)
 
     def _train_and_combine(self) -> Decision:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.local import Local
+from fedtorch.algorithms.run_facts import RunFacts
 from fedtorch.config.metrics import measured
 from fedtorch.config.samplers import make_sampler
 from fedtorch.config.schema import Config
@@ -49,6 +50,7 @@ class Plan:
         """
         task: Task = measured(config.task, config.eval.metrics, config.task_name)
         algorithm: Algorithm = Local() if config.paradigm == "local" else config.algorithm
+        algorithm = algorithm.in_run(_facts(config))
         task = declared(task, config.privacy)
         training = Merged(task) if config.paradigm == "centralized" else task
         return cls(config, task, training, algorithm, training_clients(training), make_topology(config, num_ranks))
@@ -74,6 +76,13 @@ class Plan:
         special = {name for name in self.config.per_client if self.clients.named(name) is not None}
         rest = [self.config.client] if len(special) < len(self.clients) else []
         return {*map(self.config.client_for, special), *rest}
+
+
+def _facts(config: Config) -> RunFacts:
+    """Facts that the algorithm gets of the run."""
+    is_public = config.privacy.secure_sum is not None or config.system.sum_scale == "public"
+    hides = config.privacy.kind != "none" or is_public
+    return RunFacts(config.run.seed, config.rounds, config.client, config.client_for, same_places=hides)
 
 
 def training_clients(task: Task) -> Clients:

@@ -26,6 +26,8 @@ class Task:
     evaluates_loss: ClassVar[bool] = True
     """is the loss measured beside the scores, also where `eval.select_by` is not `loss`? It costs a second pass over
     the examples"""
+    draws_in_loss: ClassVar[bool] = False
+    """does `loss` draw at random by itself, also where the model is in evaluation mode?"""
     has_labelled_clients: ClassVar[bool] = True
     """can `loss` be taken of what clients train on? If not, the algorithm brings its own objective"""
 

@@ -214,6 +214,11 @@ def misfit(
     return ""
 
 
+def warmup_of(hp: ClientConfig, steps: int) -> int:
+    """Steps at the start of a schedule of `steps` in which the rate rises."""
+    return hp.warmup_steps or math.ceil(round(hp.warmup_ratio * steps, 6))  # 0.07 · 100 is above 7
+
+
 def make_schedule(
     optimizer: torch.optim.Optimizer, hp: ClientConfig, steps: int, taken: int = 0
 ) -> torch.optim.lr_scheduler.LRScheduler:
@@ -221,6 +226,5 @@ def make_schedule(
     for group in optimizer.param_groups:
         # a schedule takes `initial_lr` where an earlier one has left it: the last client's rate
         group["lr"] = group["initial_lr"] = hp.lr
-    warmup = hp.warmup_steps or math.ceil(round(hp.warmup_ratio * steps, 6))  # 0.07 · 100 is above 7
-    rate = partial(share_of_rate, hp=hp, warmup=warmup, steps=max(1, steps))
+    rate = partial(share_of_rate, hp=hp, warmup=warmup_of(hp, steps), steps=max(1, steps))
     return torch.optim.lr_scheduler.LambdaLR(optimizer, rate, taken - 1)

@@ -20,6 +20,7 @@ import fedtorch.chat.__main__
 import fedtorch.data.__main__
 import fedtorch.lifecycle.export
 import fedtorch.lifecycle.gate
+import fedtorch.lifecycle.rebuild
 import fedtorch.main
 import fedtorch.planning.bench
 import fedtorch.report.__main__
@@ -54,6 +55,7 @@ FUNCTIONS = {
     "data partition": fedtorch.setup.data_partition.main,
     "report": fedtorch.report.__main__.main,
     "export": fedtorch.lifecycle.export.main,
+    "rebuild": fedtorch.lifecycle.rebuild.main,
     "predict": fedtorch.setup.predict.main,
     "bench": fedtorch.planning.bench.main,
     "keys new": fedtorch.trust.new_key.main,
@@ -136,7 +138,7 @@ def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsy
         (
             "train",
             "choose one of run, local, sweep, slurm, serve, join, init, data prepare, data prepare own, data check, "
-            "data partition, keys new, digest, gate, verify, report, export, predict, bench, audit, chat",
+            "data partition, keys new, digest, gate, verify, report, export, rebuild, predict, bench, audit, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),

@@ -42,11 +42,13 @@ HERE = [
 LOSSES: dict[str, tuple[float, float, float | None]] = {
     "centralized": (6.14092, 0.28493, 6.18575),
     "coverquery": (0.99750, 0.68247, None),
+    "decomfl": (6.13619, 1.10744, 6.28936),
     "ditto": (6.15874, 0.09562, 6.26155),
     "esim": (0.99987, 0.00000, None),
     "fedadam": (6.15874, 0.09562, 6.28000),
     "fedavg": (6.15874, 0.09562, 6.27049),
     "feddyn": (6.14433, 0.15438, 6.20826),
+    "fedkseed": (6.13997, 1.78126, 6.28943),
     "fedmatch": (1.00002, 0.08105, None),
     "fedmatch_pal_sampled": (1.00254, 0.03609, None),
     "fednova": (6.13020, 0.16072, 6.22873),
@@ -117,3 +119,12 @@ def test_the_small_fedmatch_rows_train_on_prepared_real_data(
     results = json.loads((run / "results.json").read_text())
     assert set(results["clients"]) == {"privacyqa", "pubmedqa", "fiqa", "insuranceqa", "medquad"}
     assert run.name == "+".join(config.rpartition("/")[2] for config in configs)
+
+
+def test_the_rows_of_fedkseed_have_the_values_of_paper_and_code() -> None:
+    found = {name: load(f"fedkseed/{name}") for name in ("natural_instructions", "natural_instructions_pro", "dolly")}
+    for name, config in found.items():
+        algorithm, client = config.algorithm, config.client
+        assert (algorithm.seeds, algorithm.eps, algorithm.pro) == (4096, 5e-4, name.endswith("_pro"))
+        assert (client.steps, client.batch_size, client.lr) == (200, 1, 3e-7)
+    assert [(c.rounds, c.clients.per_round) for c in found.values()] == [(40, 37), (40, 37), (60, 10)]

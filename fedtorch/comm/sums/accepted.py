@@ -45,7 +45,7 @@ class AcceptedUpdates(ABC):
     layout: Layout | None
     """Of each vector in an update; None: they are messages, or nobody said."""
     sum_dtype: torch.dtype
-    """Of what `_sum` writes: fp64 for parts of a sum that are still to be added."""
+    """Of a sum; fp64 for parts of one that are still to be added."""
     round: int
     """Of the run, from 0."""
     sums_only: bool = False
@@ -59,7 +59,7 @@ class AcceptedUpdates(ABC):
         self.reports, self.size, self.dtype = tuple(reports), local.size, local.dtype
         self.places = {report.client: local.places(report.client) for report in reports}
         self.lengths = {report.client: local.length(report.client) for report in reports}
-        self.sum_dtype, self.layout = local.dtype, local.layout
+        self.sum_dtype, self.layout = local.sum_dtype, local.layout
         self._ahead: tuple[SumScale, list[float]] | None = None
         self._checked: tuple[int, int, int] | None = None  # the sum that was given last, as it was then
 
@@ -147,7 +147,7 @@ class AcceptedUpdates(ABC):
         Raises:
             RefusedUpdatesError: an update, or the sum, is longer than that or damaged, also when they come one by one.
         """
-        scale, self.sum_dtype = SumScale(exponent), SUM_DTYPE
+        wanted, scale, self.sum_dtype = self.sum_dtype, SumScale(exponent), SUM_DTYPE
         terms = [(report, 1.0) for report in self.reports]
         try:
             total, check = torch.zeros(self.size, dtype=SUM_DTYPE), None
@@ -161,7 +161,7 @@ class AcceptedUpdates(ABC):
                 everyone = dict.fromkeys((report.client for report in self.reports), "the sum cannot be what was sent")
                 raise RefusedUpdatesError(check.blamed or everyone)
         finally:
-            self.sum_dtype = self.dtype
+            self.sum_dtype = wanted
         return total.mul_(2.0**exponent)
 
     def zeros(self) -> Tensor:

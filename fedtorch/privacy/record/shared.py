@@ -60,7 +60,7 @@ class SharedNoise(RecordLevel):
         """The sum over q · units of all silos in it, which are public."""
         super().release(round, total, server, places)
         units = math.fsum(self.terms[report.client].batch for report in server.accepted)
-        return (total * (math.ldexp(1.0, -self._exponent) / units)).to(server.weights.dtype)
+        return (total * (math.ldexp(1.0, -self._exponent) / units)).to(server.dtype)
 
     def facts(self, round: int, facts: RoundFacts, server: ServerState) -> RoundFacts:
         """As of local noise, without norms of parts."""

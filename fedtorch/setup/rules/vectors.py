@@ -18,8 +18,9 @@ def something_is_shared(plan: Plan, engine: Engine) -> None:
 
 def what_travels_is_there(plan: Plan, engine: Engine) -> None:
     """Refuse an algorithm that sends parameters which the model does not have."""
+    layout = plan.algorithm.exchanged_layout(engine.shared)
     for client, _ in plan.first_cohort or [(plan.clients[0], 1)]:
-        plan.algorithm.places("sent", engine.shared, client.name, 0)
+        plan.algorithm.places("sent", layout, client.name, 0)
 
 
 SUBJECT = Subject(
