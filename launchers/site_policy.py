@@ -159,8 +159,17 @@ class Process:
 
     @classmethod
     def start(cls, policy: Path) -> Process:
-        """A gate that has read its policy and has yet to be told what it is the gate of."""
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """A gate that has yet to be told what it is the gate of.
+
+        Raises:
+            ConfigError: this system has no sockets for it.
+        """
+        try:
+            here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except (OSError, AttributeError) as error:
+            raise ConfigError(
+                f"--policy is given, and this system has no sockets for a gate ({error}); use Linux"
+            ) from None
         command = [sys.executable, "-m", "fedtorch.lifecycle.gate", "--policy", str(policy)]
         # nothing from the working directory, nor from where plug-ins lie
         environ = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "PYTHONSAFEPATH": "1"}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.core.client import folder_name
+from fedtorch.core.overrides import overrides
 from fedtorch.core.weights import Layout
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.record.silo import LEDGER, parts_of, read_ledger
@@ -15,7 +17,7 @@ from fedtorch.setup.plan import Plan
 from fedtorch.setup.record import silo_terms, silos_folder, threshold
 
 
-def promise_to(plan: Plan, client: str, *, is_new: bool = False) -> tuple[str, float | None, float | None]:
+def promise_to(plan: Plan, client: str, *, is_new: bool) -> tuple[str, float | None, float | None]:
     """(kind, ε, δ) for a client if all rounds are done; ("none", None, None) where nothing is promised.
 
     With `kind: record` ε is that of all releases of the silo's rows, of whatever run, by its own ledger; a run that
@@ -43,10 +45,14 @@ def least_parties(plan: Plan) -> int | None:
 
 
 def sends_messages(plan: Plan, shared: Layout) -> bool:
-    """Do clients send something else than vectors over the shared parameters?"""
+    """Do clients send something else than whole vectors over the shared parameters?"""
     algorithm = plan.algorithm
-    has_messages = isinstance(algorithm, MessageAlgorithm) and algorithm.message_bytes(shared) > 0
-    return has_messages or plan.config.exchange.bits != type(plan.config.exchange).bits
+    has_messages = isinstance(algorithm, MessageAlgorithm) and bool(algorithm.message_bytes(shared))
+    return (
+        has_messages
+        or overrides(type(algorithm), "places", Algorithm)
+        or plan.config.exchange.bits != type(plan.config.exchange).bits
+    )
 
 
 def _by_ledger(terms: SiloTerms, ledger: Path, run: str) -> float:

@@ -128,7 +128,12 @@ def test_noised_scores_of_a_silo_are_scores(tmp_path: Path) -> None:
 
 def test_scores_of_single_examples_and_few_bits_are_kinds_that_no_line_names(tmp_path: Path) -> None:
     assert "scores of single examples" in asked(tmp_path, eval={"per_example": True}).kinds
-    assert "messages" in asked(tmp_path, exchange={"bits": 4}).kinds
+    assert "messages" in asked(tmp_path, exchange={"bits": 4}).kinds and "messages" not in asked(tmp_path).kinds
+
+
+def test_updates_of_some_places_alone_are_a_kind_that_no_line_names(tmp_path: Path) -> None:
+    streamed = {"name": "streaming_diloco", "fragments": [["classifier.*"], ["*"]]}
+    assert "messages" in asked(tmp_path, algorithm=streamed, client={"batch_size": 4, "steps": 2}).kinds
 
 
 def test_epsilon_is_that_of_all_runs_in_the_silos_own_ledger(tmp_path: Path) -> None:

@@ -75,6 +75,23 @@ def test_packages_and_relative_imports_are_followed(tmp_path: Path) -> None:
     assert set(own(tmp_path, "task: {name: 'kit.deep:Task'}\n")) == {"__init__.py", "deep.py", "near.py"}
 
 
+def test_packages_around_a_module_are_imported_before_it(tmp_path: Path) -> None:
+    (tmp_path / "kit" / "deep.py").write_text("x = 1\n")
+    assert set(own(tmp_path, "task: {name: 'kit.deep:Task'}\n")) == {"__init__.py", "deep.py"}
+
+
+def test_imports_of_a_package_above_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "kit" / "sub").mkdir()
+    (tmp_path / "kit" / "sub" / "lower.py").write_text("from .. import near\nfrom ..deep import x\n")
+    found = own(tmp_path, "task: {name: 'kit.sub.lower:Task'}\n")
+    assert set(found) == {"__init__.py", "lower.py", "near.py", "deep.py"}
+
+
+def test_a_file_of_rows_is_no_code_and_a_script_that_is_not_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    assert own(tmp_path, f"task: {{data: '{tmp_path / 'rows.jsonl'}', script: '{tmp_path / 'none.py'}'}}\n") == {}
+
+
 def test_files_that_import_each_other_and_one_that_is_no_python_are_each_there_once(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import helper\n")
     (tmp_path / "helper.py").write_text("import mine, unused\n")

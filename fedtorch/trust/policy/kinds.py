@@ -43,7 +43,7 @@ REPORTS = (
 """Numbers that go with a client's update, and with a checkpoint."""
 PARAMETERS = Kind("parameters", "may_leave.parameters", "updates of parameters")
 SCORES = Kind("scores", "may_leave.scores", "scores of the silo's own rows")
-MESSAGES = Kind("messages", "", "compressed updates, whose places the gate does not read")
+MESSAGES = Kind("messages", "", "compressed updates, or some places of an update alone, which the gate does not read")
 KEYS_VALUES = Kind("keys and values", "", "keys and values of a model's layers")
 EXAMPLE_SCORES = Kind("scores of single examples", "", "a score of each example")
 KINDS = (*REPORTS, PARAMETERS, SCORES, MESSAGES, KEYS_VALUES, EXAMPLE_SCORES)
