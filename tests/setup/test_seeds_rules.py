@@ -83,6 +83,8 @@ def test_a_server_with_an_optimizer_and_workers_of_several_ranks_are_refused(tmp
         make_config(tmp_path, TASK, POOL, client=CLIENT, server=ServerConfig(optimizer="adam", lr=0.1))
     with pytest.raises(ConfigError, match="system.ranks_per_worker is 2 but"):
         checked(tmp_path, POOL, 3, system=SystemConfig(ranks_per_worker=2))
+    with pytest.raises(ConfigError, match="whose losses are measured by one rank"):
+        checked(tmp_path, POOL, 4, system=SystemConfig(ranks_per_worker=(2, 1)))
 
 
 def test_private_parameters_are_refused_and_frozen_ones_taken(tmp_path: Path) -> None:
