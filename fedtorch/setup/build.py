@@ -29,6 +29,7 @@ from fedtorch.core.version import PACKAGE
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, own_device, place
+from fedtorch.rounds.scalar_record import direction_digest
 from fedtorch.setup.engine import divide, make_engine
 from fedtorch.setup.mechanism import make_mechanism
 from fedtorch.setup.plan import Plan
@@ -148,7 +149,13 @@ class BuiltRun(Plan):
             "transformers": transformers.__version__,
             **(_versions("trl", "accelerate") if self.config.has_trainers else {}),
             **self.task.facts(),
+            **self._directions(),
         }
+
+    def _directions(self) -> dict[str, str]:
+        """Digest of directions as this machine makes them, where the weights are a sum over such."""
+        model = self.algorithm.model()
+        return {} if model is None else {"directions": direction_digest(model)}
 
 
 def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = None) -> BuiltRun:
