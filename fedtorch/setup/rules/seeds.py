@@ -22,7 +22,7 @@ def nothing_is_kept_private(plan: Plan, engine: Engine) -> None:
     if engine.private.size:
         raise ConfigError(
             f"partition.private is set but algorithm.name is {plan.config.algorithm_name}, whose directions are of "
-            f"shared parameters alone; remove partition.private, or freeze {engine.private.names[0]!r} and what is like it"
+            f"shared parameters alone; remove partition.private, or freeze {engine.private.names[0]!r} and the like"
         )
 
 
