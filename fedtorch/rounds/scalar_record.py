@@ -215,7 +215,6 @@ def digest(sums: Whole) -> str:
 
 def head_of(model: DirectionModel, initial: Tensor) -> dict[str, Any]:
     """The first line, which says what the weights follow from beside the sums. initial: w0, flat on the CPU."""
-    probe = numbers(model.kind, model.seeds[0], 0, _PROBED)
     return {
         "scalars": FORM,
         "length": len(model.seeds),
@@ -223,9 +222,15 @@ def head_of(model: DirectionModel, initial: Tensor) -> dict[str, Any]:
         "base": digest_of({"base": initial}),
         "z": model.kind,
         "seeds": hashlib.blake2b(np.array(model.seeds, "<i8").tobytes(), digest_size=16).hexdigest(),
-        "direction": hashlib.blake2b(probe.astype("<f8").tobytes(), digest_size=16).hexdigest(),
+        "direction": direction_digest(model),
         "step": float(model.step).hex(),
     }
+
+
+def direction_digest(model: DirectionModel) -> str:
+    """Digest of the first numbers of the first direction, as this machine makes them."""
+    probe = numbers(model.kind, model.seeds[0], 0, _PROBED)
+    return hashlib.blake2b(probe.astype("<f8").tobytes(), digest_size=16).hexdigest()
 
 
 _ABOUT = {

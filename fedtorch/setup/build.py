@@ -27,6 +27,7 @@ from fedtorch.core.names import Names
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, own_device, place
+from fedtorch.rounds.scalar_record import direction_digest
 from fedtorch.setup.code import code_digest
 from fedtorch.setup.engine import divide, make_engine
 from fedtorch.setup.mechanism import make_mechanism
@@ -149,7 +150,13 @@ class BuiltRun(Plan):
             # a server's step has other bits where products and sums are rounded together
             **({"processor": torch.backends.cpu.get_cpu_capability()} if self.config.trust.verify else {}),
             **self.task.facts(),
+            **self._directions(),
         }
+
+    def _directions(self) -> dict[str, str]:
+        """Digest of directions as this machine makes them, where the weights are a sum over such."""
+        model = self.algorithm.model()
+        return {} if model is None else {"directions": direction_digest(model)}
 
 
 def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = None) -> BuiltRun:

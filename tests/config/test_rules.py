@@ -42,12 +42,14 @@ def test_what_is_wrong_is_said(robust: Any, message: str) -> None:
 
 
 TAKE = {"fedavg", "fedopt", "fedprox", "ditto", "pfedme", "rolora", "fewfedweight", "metaweighting"}
+NUMBERS = {"fedkseed", "decomfl"}  # whose server has no optimiser
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_who_is_no_weighted_sum_refuses_by_name(name: str) -> None:
-    if name in TAKE:
-        assert loaded({"name": name, "robust": "median"}, server={"optimizer": "sgd"}).algorithm.robust
+    if name in TAKE | NUMBERS:
+        server = {"optimizer": "none" if name in NUMBERS else "sgd"}
+        assert loaded({"name": name, "robust": "median"}, server=server).algorithm.robust
         return
     # one that does not derive from FedAvg has no such key
     with pytest.raises(ConfigError, match=f"`{name}` .*no rule|unknown key `algorithm.robust`"):

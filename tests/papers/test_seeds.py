@@ -104,6 +104,13 @@ def test_chances_of_the_hand_example() -> None:
     assert history.chances(server).tolist() == pytest.approx([0.307196, 0.506480, 0.186324], abs=5e-7)
 
 
+def test_only_differences_of_means_make_chances() -> None:
+    server = ServerState({})
+    history.add(server, torch.tensor([3.0, 6.0]), [(np.array([0, 0, 1, 1]), 1.0)])
+    assert (server.tensors[history.MAGNITUDES] / (server.tensors[history.TIMES] + 1)).tolist() == [1.0, 2.0]
+    assert history.chances(server).tolist() == pytest.approx([1 / (1 + math.e), math.e / (1 + math.e)])
+
+
 def test_no_seed_is_more_than_e_times_as_likely_as_another() -> None:
     sums = torch.zeros(4096, dtype=torch.float64)
     sums[17] = 1e9
@@ -124,7 +131,19 @@ def test_draws_go_by_chances_and_are_the_same_everywhere() -> None:
     chances = np.array([0.5, 0.0, 0.25, 0.25])
     counts = np.bincount(drawn(3, "a", 5, count=4000, of=4, chances=chances), minlength=4)
     assert counts[1] == 0 and counts[0] == pytest.approx(2000, abs=150)
+    larger = np.bincount(drawn(3, "a", 5, count=4000, of=4, chances=8 * chances), minlength=4)
+    assert larger.tolist() == counts.tolist()  # what they come to together has no meaning
     assert drawn(3, "a", 5, count=3, of=1).tolist() == [0, 0, 0]
+
+
+def test_clients_of_decomfl_share_their_draws_from_a_pool_too(tmp_path: Path) -> None:
+    for algorithm, is_shared in ((DeComFL(seeds=100), True), (FedKSeed(seeds=100, perturbations=5), False)):
+        config = make_config(tmp_path, Optima(double=False), algorithm, client=STEPS)
+        bound = make_runner(config).context.algorithm
+        assert isinstance(bound, FedKSeed)
+        one, other = (bound.drawn(name, 3).tolist() for name in "ab")
+        assert (one == other) is is_shared and len(one) == 10
+        assert one != bound.drawn("a", 4).tolist()
 
 
 def test_pro_draws_by_what_was_measured_and_sends_it_up(tmp_path: Path) -> None:
@@ -227,8 +246,8 @@ def test_steps_that_differ_too_much_are_left_out_and_numbers_that_are_too_large_
     # the losses of b differ by 2 in the first round, by 1.95 in the second, so it stays where it is
     assert [report.get("left_out", 0) for report in reports] == [0, 2, 0, 2]
     far = Optima({"a": (3000.0, 500.0)}, double=False)
-    _, (report,) = told(tmp_path / "cut", FedKSeed(seeds=2), far, rounds=1)
-    assert report["cut"] == 2
+    cut, (report,) = told(tmp_path / "cut", FedKSeed(seeds=2), far, rounds=1)
+    assert report["cut"] == 2 and float(cut.context.server.tensors["sums"].abs().max()) == (2**24 - 1) * 2.0**8
     endless = Optima({"a": (math.inf, 0.0)}, double=False)
     nothing, (report,) = told(tmp_path / "nan", FedKSeed(seeds=2), endless, rounds=1)
     assert report["left_out"] == 2 and nothing.context.vectors.weights.tolist() == [0.0, 0.0]

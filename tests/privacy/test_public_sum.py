@@ -23,7 +23,7 @@ def updates_of(count: int, dtype: torch.dtype) -> Any:
     """Whose whole numbers add up to three clips, and half of one the other way."""
     total = torch.tensor([3.0 * 2**32, -0.5 * 2**32], dtype=torch.float64)
     reports = [Report(str(number)) for number in range(count)]
-    return SimpleNamespace(whole_sum=lambda exponent, limit: total.clone(), reports=reports, dtype=dtype)
+    return SimpleNamespace(whole_sum=lambda exponent, limit: total.clone(), reports=reports, sum_dtype=dtype)
 
 
 @pytest.mark.parametrize(("count", "mean"), [(1, [3.0, -0.5]), (2, [1.5, -0.25]), (0, [3.0, -0.5])])

@@ -71,7 +71,7 @@ def test_algorithms_whose_round_is_not_one_clipped_sum(algorithm: Algorithm, rea
         build(config, num_ranks=1, rank=0)
 
 
-ADMITTED = {"fedavg", "fedopt", "fedprox", "ditto", "pfedme", "rolora"}
+ADMITTED = {"fedavg", "fedopt", "fedprox", "ditto", "pfedme", "rolora", "fedkseed", "decomfl"}
 REFUSED = {
     "scaffold": "weighs clients in a way of its own",
     "fednova": "weighs clients in a way of its own",

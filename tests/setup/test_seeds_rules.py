@@ -25,6 +25,7 @@ from fedtorch.config.schema import (
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Layout
 from fedtorch.main import main
+from fedtorch.rounds import scalar_record
 from fedtorch.setup.build import build
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import check_plan
@@ -83,6 +84,8 @@ def test_a_server_with_an_optimizer_and_workers_of_several_ranks_are_refused(tmp
         make_config(tmp_path, TASK, POOL, client=CLIENT, server=ServerConfig(optimizer="adam", lr=0.1))
     with pytest.raises(ConfigError, match="system.ranks_per_worker is 2 but"):
         checked(tmp_path, POOL, 3, system=SystemConfig(ranks_per_worker=2))
+    with pytest.raises(ConfigError, match="whose losses are measured by one rank"):
+        checked(tmp_path, POOL, 4, system=SystemConfig(ranks_per_worker=(2, 1)))
 
 
 def test_private_parameters_are_refused_and_frozen_ones_taken(tmp_path: Path) -> None:
@@ -143,3 +146,14 @@ def test_a_dry_run_says_the_bytes_of_drawn_seeds_up_and_of_all_sums_down(
     drawn = [plan.algorithm.places("sent", Layout(("sums",), ((64,),)), client.name, 0) for client in plan.clients]
     up = 4 * sum(len(places) for places in drawn if places is not None)
     assert 0 < up <= 4 * 4 * 8 and f"per round at most {2 * 64 * 8:,} bytes down and {up:,} bytes up" in line
+
+
+def test_ranks_compare_the_directions_that_they_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(make_config(tmp_path, TASK, replace(POOL, z="normal"), client=CLIENT), num_ranks=1, rank=0)
+    here = built.facts()["directions"]
+    assert here == built.facts()["directions"]
+    drawn = scalar_record.numbers
+    monkeypatch.setattr(scalar_record, "numbers", lambda *given: drawn(*given) + 1e-7)  # as another machine may
+    assert built.facts()["directions"] != here
+    plain = build(make_config(tmp_path, TASK, client=CLIENT), num_ranks=1, rank=0)
+    assert "directions" not in plain.facts()

@@ -12,8 +12,8 @@ def a_worker_is_one_rank(plan: Plan) -> None:
     """Refuse workers of several ranks, of which each would measure losses of its own."""
     if max(plan.topology.sizes) > 1:
         raise ConfigError(
-            f"system.ranks_per_worker is {plan.config.system.ranks_per_worker} but algorithm.name is {_name(plan)}, "
-            "whose losses are measured by one rank; set it to 1"
+            f"system.ranks_per_worker is {plan.config.system.ranks_per_worker} but algorithm.name is "
+            f"{plan.config.algorithm_name}, whose losses are measured by one rank; set it to 1"
         )
 
 
@@ -21,13 +21,9 @@ def nothing_is_kept_private(plan: Plan, engine: Engine) -> None:
     """Refuse private parameters, which have no place in any direction."""
     if engine.private.size:
         raise ConfigError(
-            f"partition.private is set but algorithm.name is {_name(plan)}, whose directions are of shared parameters "
-            f"alone; remove partition.private, or freeze {engine.private.names[0]!r} and what is like it"
+            f"partition.private is set but algorithm.name is {plan.config.algorithm_name}, whose directions are of "
+            f"shared parameters alone; remove partition.private, or freeze {engine.private.names[0]!r} and the like"
         )
-
-
-def _name(plan: Plan) -> str:
-    return plan.config.algorithm_name or type(plan.algorithm).__name__
 
 
 SUBJECT = Subject(
