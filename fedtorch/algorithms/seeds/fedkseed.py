@@ -102,6 +102,7 @@ class FedKSeed(FedAvg):
             why_not_record="measures losses of its rows, without noise",
             why_not_saved="takes steps without gradients, which begin again from the server's sums",
             why_not_private=why_not,
+            why_not_rounded="sends whole numbers, of which the model is made exactly",
         )
 
     # --- what seeds there are
