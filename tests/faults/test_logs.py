@@ -63,8 +63,9 @@ def test_a_clock_that_jumps_ends_no_waiting(undisturbed: str, tmp_path: Path) ->
 
 
 STAMPS = {"event_file.py", "mlflow.py", "status_table.py", "tensorboard.py", "tracker.py", "train.py", "unheard.py"}
-STAMPS |= {"parties.py"}
-"""Of an event, a file's last change, what a process that is gone has promised, or the last day of a membership."""
+STAMPS |= {"parties.py", "decisions.py", "gate.py"}
+"""Of an event, a file's last change, what a process that is gone has promised, the last day of a membership, or the
+hours in which a policy lets something out."""
 
 
 def test_nothing_waits_by_the_clock_of_the_day() -> None:

@@ -106,7 +106,11 @@ def test_sums_travel_as_the_server_decides(exchange: Literal["auto", "reduce", "
         for machines in (None, (0, 0, 1, 1), (0, 1, 1, 1), (0, 1, 2, 2)):
             group = SimpleNamespace(members=range(4), machines=machines)
             server: Any = SimpleNamespace(
-                dtype=torch.float32, _aggregation=SimpleNamespace(is_secret=False), _exchange=exchange, _group=group
+                dtype=torch.float32,
+                _aggregation=SimpleNamespace(is_secret=False),
+                _exchange=exchange,
+                _group=group,
+                sums_only=False,
             )
             done = work(*hosted, exchange=exchange, machines=machines)
             assert done.way == ops[DistributedUpdates._transport(server, terms)]

@@ -115,10 +115,10 @@ def saved_once() -> Callable[[Any], None]:
 
     begin = Saving.begin
 
-    def once(self: Any) -> None:
+    def once(self: Any, **about: Any) -> None:
         if self.context.round == 2:
             raise Killed
-        begin(self)
+        begin(self, **about)
 
     return once
 

@@ -96,9 +96,9 @@ def statuses(config: Config) -> list[str]:
         runner = make_runner(config, comm)
         seen: list[str] = []
 
-        def watched(rank: Any, reports: Any, cohort: Any) -> Any:
+        def watched(rank: Any, reports: Any, *about: Any) -> Any:
             seen.extend(report.status for report in reports)
-            return decision.exchange(rank, reports, cohort)
+            return decision.exchange(rank, reports, *about)
 
         runner_module.exchange = watched  # type: ignore[attr-defined]
         runner.run()
