@@ -37,6 +37,11 @@ class OpenedSteps(CheckedSteps):
     """Each silo asks for some leaves, all of them for the same."""
 
     _tensors: Mapping[str, Tensor] = {}  # on the server: the state's vectors before the step
+    _tree: Sequence[Sequence[bytes]] = ()  # on the server: of hashes over the weights after it
+
+    def _next_root(self) -> str:
+        self._tree = levels(vector_leaves(self.context.vectors.flat))
+        return self._tree[-1][0].hex()
 
     def _room(self) -> None:
         return None
@@ -71,7 +76,7 @@ class OpenedSteps(CheckedSteps):
         if any(places != asked[0] for places in asked):
             raise TrustError("silos ask for different leaves of the sum; those that follow from their key are the same")
         opening = self._opening(record, asked[0])
-        opening.fill(self, exchanged, self._tensors)
+        opening.fill(self, exchanged, self._tensors, self._tree)
         self._send(opening.data)
 
     def _opening(self, record: Signed, asked: Sequence[int]) -> _Opening:
@@ -122,14 +127,20 @@ class _Opening:
                 yield np.empty(length, np.uint8) if data is None else data[at : at + length]
                 at += length
 
-    def fill(self, steps: CheckedSteps, exchanged: Exchanged, tensors: Mapping[str, Tensor]) -> None:
-        """On the server. tensors: of the state before the step."""
+    def fill(
+        self,
+        steps: CheckedSteps,
+        exchanged: Exchanged,
+        tensors: Mapping[str, Tensor],
+        weights: Sequence[Sequence[bytes]],
+    ) -> None:
+        """On the server. tensors: of the state before the step. weights: the tree over those after it."""
         assert exchanged.total is not None and exchanged.tags is not None
         server = steps.context.server.tensors
-        trees = [levels(leaves(exchanged.total))]
+        trees = [exchanged.tree]
         trees += [levels(vector_leaves(tensors[name])) for name in self.names]
         trees += [levels(vector_leaves(server[name])) for name in self.left]
-        trees += [levels(vector_leaves(steps.context.vectors.flat))]
+        trees += [weights]
         parts = self._parts(self.data)
         for leaf in self.asked:
             part = slice(leaf * LEAF, (leaf + 1) * LEAF)

@@ -32,6 +32,8 @@ class Exchanged:
     """On the server: the sum, int64, flat."""
     tags: Words | None = None
     """On the server: of the sum's leaves, with the pads of all that took part."""
+    tree: Sequence[Sequence[bytes]] = ()
+    """On the server: of hashes over the sum, once there is a record of it."""
 
 
 @dataclass
