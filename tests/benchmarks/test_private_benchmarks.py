@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
 
+from benchmarks.checked_rounds import main as checked_main
 from benchmarks.private_rounds import ADAPTER, CASES, KINDS, config_of
 from benchmarks.private_rounds import main as rounds_main
 from benchmarks.private_utility import MODELS, accuracy, promise_of
@@ -50,3 +51,12 @@ def test_utility_has_a_row_for_each_epsilon(tmp_path: Path) -> None:
     assert [row.split(" | ")[0] for row in rows] == ["| adapter"] * 2 + ["| head"] * 2
     for none, private in (rows[:2], rows[2:]):
         assert none.split(" | ")[1] == "none" and private.split(" | ")[1].startswith(("8.0", "7.9"))
+
+
+@pytest.mark.slow
+def test_rounds_that_silos_check_are_put_beside_those_with_a_secret(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    assert checked_main(["--tiny", "--rounds", "1", "--repeat", "1", "--json", str(tmp_path / "out.json")]) == 0
+    records = json.loads((tmp_path / "out.json").read_text())
+    assert [record["kind"] for record in records] == ["secret", "keys", "0.05", "all"]
+    assert all(record["cpu_s_ratio"] > 0 for record in records)
