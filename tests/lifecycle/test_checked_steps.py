@@ -272,6 +272,23 @@ def as_party_that_is_awaited(places: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
+def test_a_round_of_a_secure_sum_that_was_opened_is_done_again_after_a_kill(places: Path) -> None:
+    """Each silo answers again for the same sum, though the record that the run goes on from is another one."""
+    common = {"run": {"dir": str(places / "run"), "name": "parties"}, "checkpoint": {"every": 2}, "rounds": 4}
+    write_config(places, **common, **CHECKED, **SECURE)
+    ends_well(run(places))
+    whole = digest(places / "run")
+    faults = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": "kill:phase=record,rank=0,round=2,attempt=0"}
+    ended = expect_exit(as_party, len(PARTIES), str(places), "never", environ=faults)
+    assert -9 in [outcome.exit_code for outcome in ended]
+    answered = (places / "run/trust/south/answers.jsonl").read_text()
+    assert answered.count('"round": 2') == 1
+    ends_well(run(places))
+    assert digest(places / "run") == whole
+    assert (places / "run/trust/south/answers.jsonl").read_text().startswith(answered)
+
+
+@pytest.mark.slow
 def test_a_silo_that_was_lost_comes_back_to_the_chain(places: Path) -> None:
     common = {"run": {"dir": str(places / "run"), "name": "parties"}, "rounds": 4}
     write_config(places, **common, **CHECKED, clients=GOES_ON, privacy={"colluders": 0})

@@ -234,7 +234,8 @@ def _answer(aggregation: Aggregation, notes: Notes, party: Party, arrived: Seque
             return
         notes.check_survivors(arrived, signed, party.terms.threshold)
     if masking is not None and masking.answers is not None:
-        about = {"weights": aggregation.sworn, "parties": str(sorted(arrived)), "part": part}
+        weights = aggregation.sworn.partition(" ")[0]  # what follows is of this meeting, and other after a restart
+        about = {"weights": weights, "parties": str(sorted(arrived)), "part": part}
         masking.answers.give(aggregation.round, about)
     answer = party.reveal(arrived)
     notes.leave("answer", [{str(i): hex(share) for i, share in kind.items()} for kind in answer], rank)
