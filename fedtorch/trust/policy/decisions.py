@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedtorch.core.errors import CheckpointError
+from fedtorch.privacy.owner_files import append_own
 from fedtorch.trust.policy.judge import Line
 
 FILE = "policy.jsonl"
@@ -29,19 +28,15 @@ class Decisions:
         Raises:
             CheckpointError: the disk refuses; then nothing may leave.
         """
-        now = round(time.time(), 3)
-        lines = "".join(json.dumps({"time": now, **each}, sort_keys=True) + "\n" for each in decisions)
-        path = self.folder / FILE
+        now, path = round(time.time(), 3), self.folder / FILE
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                os.write(handle, lines.encode())
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            # `join` and the gate both write here
+            append_own(path, [dict(sorted({"time": now, **each}.items())) for each in decisions], shared=True)
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be written ({error.strerror}); without it nothing leaves") from error
+            raise CheckpointError(
+                f"{path} cannot be written ({error.strerror or error}); without it nothing leaves"
+            ) from error
 
     def judged(self, lines: Iterable[Line]) -> None:
         """Write down how a run was judged at its start."""

@@ -160,3 +160,15 @@ def test_a_disk_that_refuses_is_said(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(CheckpointError, match="without it nothing leaves"):
         Decisions(tmp_path / "run").add({"at": "start"})
+
+
+def test_a_decision_in_which_a_process_died_is_cut_off(tmp_path: Path) -> None:
+    """Else the next one would stand in its line, and neither could be read."""
+    Decisions(tmp_path).add({"at": "start"})
+    with (tmp_path / "policy.jsonl").open("a") as file:
+        file.write('{"at": "upd')
+    Decisions(tmp_path).add({"at": "note"})
+    assert [json.loads(line)["at"] for line in (tmp_path / "policy.jsonl").read_text().splitlines()] == [
+        "start",
+        "note",
+    ]
