@@ -45,6 +45,19 @@ class Packet:
     """Of floats; for the keys see `KEY`."""
 
 
+_DIGITS = 8
+
+
+def as_numbers(digits: str) -> tuple[float, ...]:
+    """Numbers of 32 bits for hexadecimal digits, eight for each: a digest or a signature, for a list of a message."""
+    return tuple(float(int(digits[at : at + _DIGITS], 16)) for at in range(0, len(digits), _DIGITS))
+
+
+def as_digits(numbers: Sequence[float]) -> str:
+    """Turn such numbers back into digits."""
+    return "".join(f"{int(number):0{_DIGITS}x}" for number in numbers)
+
+
 def encode(message: Packet, *, round: int, sequence: int) -> bytes:
     """The bytes of `message`; floats are written so that they come back exactly.
 

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedtorch.core.prime import P
+
 log = logging.getLogger(__name__)
 
 Vector = npt.NDArray[Any]
@@ -215,7 +217,6 @@ def copy(values: Vector, out: Vector) -> None:
         np.copyto(out, values, casting="no")
 
 
-_PRIME = np.uint64((1 << 61) - 1)
 _TAGGED = 1 << 12  # so many products are added without a remainder in between
 
 
@@ -228,8 +229,8 @@ def tag_sums(numbers: npt.NDArray[np.int64], words: npt.NDArray[np.uint64]) -> i
         found = ctypes.c_uint64()
         lib.fedtorch_tag(numbers.ctypes.data, words.ctypes.data, len(numbers), ctypes.addressof(found))
         return found.value
-    prime, half, low = int(_PRIME), np.uint64(32), np.uint64((1 << 32) - 1)
-    size, kept = np.abs(numbers).view(np.uint64), words & _PRIME
+    half, low = np.uint64(32), np.uint64((1 << 32) - 1)
+    size, kept = np.abs(numbers).view(np.uint64), words & np.uint64(P)
     halves = ((size & low, size >> half), (kept & low, kept >> half))  # 32 and 21 bits; 32 and 29
     total = 0
     for sign, side in ((1, numbers >= 0), (-1, numbers < 0)):
@@ -238,7 +239,7 @@ def tag_sums(numbers: npt.NDArray[np.int64], words: npt.NDArray[np.uint64]) -> i
                 products = first[side] * second[side]  # below 2^64
                 added = (int((products >> half).sum()) << 32) + int((products & low).sum())
                 total += sign * (added << 32 * (place + other))
-    return total % prime
+    return total % P
 
 
 def function_for(name: str, values: Vector, *wide: Vector) -> Any:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+import stat
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -82,6 +84,26 @@ class Tree:
         while key and key not in self.marks:
             key = key[:-1]
         return self.marks.get(key, "")
+
+
+def read_file(path: Path, what: str, most: int = 1 << 20) -> tuple[Tree, bytes]:
+    """Parse a file of at most so many bytes; the content beside what it says. what: the setting that names the file.
+
+    Raises:
+        ConfigError: it is no such file, or cannot be parsed.
+    """
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a FIFO would wait for a writer
+            raise ConfigError(f"{what} is {path}, which is no regular file")
+        if status.st_size > most:
+            raise ConfigError(f"{what} is {path}, which has {status.st_size} bytes; expected at most {most}")
+        content = path.read_bytes()
+        return read(content.decode(), str(path)), content
+    except OSError as error:
+        raise ConfigError(f"{what} is {path}, which cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError:
+        raise ConfigError(f"{what} is {path}, which is no text in UTF-8") from None
 
 
 def read(text: str, source: str) -> Tree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.job.witness import Witness
-from fedtorch.comm.wire import Packet
+from fedtorch.comm.wire import Packet, as_digits, as_numbers
 from fedtorch.core.errors import TrustError
 from fedtorch.core.state_keys import BEST, SERVER_STEPS
 from fedtorch.rounds import replicas
@@ -22,7 +22,6 @@ from fedtorch.trust.kept import KeptFiles
 from fedtorch.trust.merkle import vector_root
 from fedtorch.trust.receipts import FILE, FOLDER, NOTHING, ReceiptsFile, Signed, is_enough
 
-_WORD = 8  # hexadecimal digits in a number of a message
 _BYTES = 6  # of a text in one; a float has all whole numbers of 53 bits
 
 
@@ -78,22 +77,22 @@ class Chain:
         self.kept.keep_members(witness.identity.members)
         if witness.key is not None:
             self.kept.keep_key(witness.meeting, witness.key)
-        known = self.receipts.records()
+        known, here = self.receipts.records(), self._state()
         told: list[Signed] = []
 
         def answer(gathered: list[Packet]) -> Sequence[Packet]:
-            have = {_text_of(message.lists["words"]) for message in gathered} - {NOTHING}
-            told.extend(self._missing(known, have, context.round))
+            have = {as_digits(message.lists["words"]) for message in gathered} - {NOTHING}
+            told.extend(self._missing(known, have, here))
             return self._announced(told)
 
-        mine = context.message("numbers", lists={"words": _words(known[-1].digest if known else NOTHING)})
+        mine = context.message("numbers", lists={"words": as_numbers(known[-1].digest if known else NOTHING)})
         met = context.members.exchange("records", [mine], answer, may_stop=False)
         have = {record.digest for record in known}
         told = [record for record in self._broadcast(told, met.answered) if record.digest not in have]
         if not told:
             raise TrustError("the server sends no record of where the run begins")
         witness.run = str(told[-1].about.get("run"))
-        is_known = context.comm.is_server or self._check(known, told)
+        is_known = context.comm.is_server or self._check(known, told, here)
         vouched = self._vouchers(told[-1], is_known=is_known)
         silos = len(witness.identity.members.silos)
         if not is_known and not is_enough(len(vouched), silos, context.config.privacy.colluders):
@@ -116,7 +115,8 @@ class Chain:
         if trust.verify == "all" or party == self.server:
             return
         asked = [r for r in self.receipts.records() if party in r.about.get("receipts", ())]
-        unopened = [record.about["round"] + 1 for record in asked if not self.receipts.is_right(record, party)]
+        right = self.receipts.right(party)
+        unopened = [record.about["round"] + 1 for record in asked if record.digest not in right]
         if len(unopened) > trust.unopened:
             raise TrustError(
                 f"the server has left this party's questions unanswered in the rounds {', '.join(map(str, unopened))}, "
@@ -124,8 +124,10 @@ class Chain:
                 "only if all know why: set trust.unopened to a larger number"
             )
 
-    def _missing(self, known: Sequence[Signed], have: set[str], round: int) -> list[Signed]:
+    def _missing(self, known: Sequence[Signed], have: set[str], here: Mapping[str, Any]) -> list[Signed]:
         """On the server: the records that somebody has not, and one of where the run stands.
+
+        here: weights and state with which it begins.
 
         Raises:
             TrustError: a silo has one that is not in this server's file.
@@ -137,17 +139,19 @@ class Chain:
                 "back the server's file, or begin a new run"
             )
         first = min((digests.index(digest) + 1 for digest in have), default=0)
-        state = self._state()
-        before = [record.digest for record in known if record.says(state)]
+        before = [record.digest for record in known if record.says(here)]
         self.witness.run = known[-1].about["run"] if known else secrets.token_hex(8)
         colluders = self.context.config.privacy.colluders
-        about = {"colluders": colluders, "round": round, "previous": digests[-1] if known else NOTHING, **state}
-        begun = self.witness.sign("record", {**about, "from": before[-1] if before else NOTHING, "begins": True})
+        about = {"begins": True, "colluders": colluders, "round": self.context.round, **here}
+        about |= {"from": before[-1] if before else NOTHING, "previous": digests[-1] if known else NOTHING}
+        begun = self.witness.sign("record", about)
         self.receipts.add([begun])
         return [*known[first:], begun]
 
-    def _check(self, known: Sequence[Signed], told: Sequence[Signed]) -> bool:
+    def _check(self, known: Sequence[Signed], told: Sequence[Signed], here: Mapping[str, Any]) -> bool:
         """On a silo: has it found right itself what the run goes on from, or does the run begin?
+
+        here: weights and state that the server has sent.
 
         Raises:
             TrustError: the records do not follow those that it has, or are of something else than the server sends.
@@ -159,17 +163,17 @@ class Chain:
             if (record.kind, record.party) != ("record", self.server) or not record.says(said):
                 raise TrustError("the server's records do not follow those that this party has: it tells another past")
         begun = told[-1]
-        if not begun.says({"round": self.context.round, "meeting": self.witness.meeting, **self._state()}):
+        if not begun.says({"round": self.context.round, "meeting": self.witness.meeting, **here}):
             raise TrustError("the server's record of the beginning is not of the weights and the state that it sends")
         if len(chain) == 1 and begun.says({"from": NOTHING, "round": 0}):
             return True
         origin = next((record for record in chain[:-1] if record.digest == begun.about.get("from")), None)
-        if origin is None or not origin.says(self._state()):
+        if origin is None or not origin.says(here):
             raise TrustError(
                 f"the server goes on after {self.context.round} rounds from weights or a state that no record before "
                 "says, so that nobody has checked how it came to them; go on from a checkpoint of this run"
             )
-        return self.receipts.is_right(origin, self.witness.party)
+        return origin.digest in self.receipts.right(self.witness.party)
 
     def _vouchers(self, begun: Signed, *, is_known: bool) -> list[Signed]:
         """Have silos sign that they have found right what the run goes on from; their texts, on all ranks.
@@ -181,14 +185,14 @@ class Chain:
         mine = []
         if is_known and not context.comm.is_server:
             signed = witness.sign("acknowledgement", {"record": begun.digest})
-            words = {"words": _words(signed.signature)}
+            words = {"words": as_numbers(signed.signature)}
             mine = [context.message("numbers", numbers={"rank": context.comm.rank}, lists=words)]
         met = context.members.exchange("vouch", mine, lambda gathered: gathered, may_stop=False)
         found = {}
         for message in met.answered:
             party = identity.parties.get(int(message.numbers.get("rank", -1)), "")
             signed = witness.unsigned("acknowledgement", party, {"record": begun.digest})
-            found[party] = Signed(signed.kind, party, signed.text, _text_of(message.lists["words"]))
+            found[party] = Signed(signed.kind, party, signed.text, as_digits(message.lists["words"]))
             found[party].check(identity.members)
         return [signed for party, signed in found.items() if party != self.server]
 
@@ -258,13 +262,3 @@ def _unpacked(data: bytes) -> list[Signed]:
         return [Signed.of(line) for line in json.loads(data)]
     except (ValueError, TypeError, RecursionError) as error:
         raise TrustError(f"what the server sends as its record cannot be read: {error}") from None
-
-
-def _words(text: str) -> tuple[float, ...]:
-    """Hexadecimal digits as numbers of 32 bits."""
-    return tuple(float(int(text[at : at + _WORD], 16)) for at in range(0, len(text), _WORD))
-
-
-def _text_of(words: Sequence[float]) -> str:
-    """Turn such numbers back into digits."""
-    return "".join(f"{int(word):0{_WORD}x}" for word in words)

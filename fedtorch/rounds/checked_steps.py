@@ -27,6 +27,7 @@ from fedtorch.comm.job.witness import Exchanged, Witness
 from fedtorch.comm.sums.reproducible import SumScale
 from fedtorch.core.client import Client
 from fedtorch.core.errors import TrustError
+from fedtorch.core.prime import Words, added
 from fedtorch.core.update import Report
 from fedtorch.rounds.aggregation import Decision
 from fedtorch.rounds.chain import Chain
@@ -35,7 +36,7 @@ from fedtorch.rounds.steps import Steps
 from fedtorch.trust.kept import KeptLeaves
 from fedtorch.trust.merkle import LEAF, leaves, levels, path, root
 from fedtorch.trust.receipts import Signed, is_enough
-from fedtorch.trust.tags import Whole, Words, added, drawn_leaves
+from fedtorch.trust.tags import Whole, drawn_leaves
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedtorch.comm.sparse.allreduce import Reduced
 from fedtorch.comm.sparse.messages import Decode, Received, read_messages, sum_of_received
-from fedtorch.comm.wire import Packet
+from fedtorch.comm.wire import Packet, as_numbers
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.state_keys import BEST, SERVER_STEPS
 from fedtorch.core.update import Report
@@ -105,7 +105,7 @@ def compare(context: RoundContext) -> None:
     if context.comm.size == 1:
         return
     mine = digest_of(_state(context))
-    words = tuple(float(int(mine[i : i + 8], 16)) for i in range(0, 64, 8))
+    words = as_numbers(mine)
 
     differing: list[int] = []
 

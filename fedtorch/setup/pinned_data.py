@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedtorch.comm.base import Communicator
-from fedtorch.comm.wire import Packet
+from fedtorch.comm.wire import Packet, as_digits, as_numbers
 from fedtorch.config.load import config_facts
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError
@@ -138,7 +138,7 @@ def _message(index: int, entry: Entry) -> Packet:
     for split, facts in entry["splits"].items():
         for fact, value in facts.items():
             if fact == "sha256":
-                lists[f"{split}/{fact}"] = tuple(float(int(value[i : i + 8], 16)) for i in range(0, 64, 8))
+                lists[f"{split}/{fact}"] = as_numbers(value)
             elif isinstance(value, list):
                 lists[f"{split}/{fact}"] = tuple(map(float, value))
             elif isinstance(value, int | float):
@@ -152,7 +152,7 @@ def _entry(message: Packet) -> Entry:
     for key, value in facts.items():
         split, _, fact = key.partition("/")
         if fact == "sha256":
-            value = "".join(f"{int(word):08x}" for word in value)
+            value = as_digits(value)
         elif isinstance(value, tuple):
             value = [int(number) for number in value]
         splits.setdefault(split, {})[fact] = value

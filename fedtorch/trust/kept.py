@@ -13,11 +13,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fedtorch.core.errors import CheckpointError
+from fedtorch.core.prime import Words
 from fedtorch.privacy.owner_files import read_own, write_own
 from fedtorch.trust.keys import bytes_of
 from fedtorch.trust.members import Members, read_members
 from fedtorch.trust.merkle import LEAF, leaves, path_length, root_along
-from fedtorch.trust.tags import Whole, Words
+from fedtorch.trust.tags import Whole
 
 _SHORT = 16  # digits of a digest in the name of a file
 _NODE = 32  # bytes

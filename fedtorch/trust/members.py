@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -21,12 +20,11 @@ from typing import Any, Literal, NoReturn, get_args
 
 from fedtorch.core.errors import ConfigError, PreflightError
 from fedtorch.core.shown import plain
-from fedtorch.core.yaml_tree import Tree, describe, read
+from fedtorch.core.yaml_tree import Tree, describe, read_file
 from fedtorch.trust.keys import bytes_of
 
 Role = Literal["server", "silo"]
 _FEDERATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -107,21 +105,8 @@ def read_members(path: Path) -> Members:
     Raises:
         ConfigError: it cannot be read, or something in it cannot be; names the line.
     """
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a FIFO would wait for a writer
-            raise ConfigError(f"trust.members is {path}, which is no regular file")
-        if status.st_size > _MOST_BYTES:
-            raise ConfigError(
-                f"trust.members is {path}, which has {status.st_size} bytes; expected at most {_MOST_BYTES}"
-            )
-        content = path.read_bytes()
-        text = content.decode()
-    except OSError as error:
-        raise ConfigError(f"trust.members is {path}, which cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError:
-        raise ConfigError(f"trust.members is {path}, which is no text in UTF-8") from None
-    return _Reader(path, read(text, str(path))).members(hashlib.sha256(content).hexdigest())
+    tree, content = read_file(path, "trust.members")
+    return _Reader(path, tree).members(hashlib.sha256(content).hexdigest())
 
 
 @dataclass(frozen=True)

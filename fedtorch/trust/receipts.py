@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,13 @@ class Signed:
         """Make such a text without a signature."""
         return cls(kind, party, canonical({**about, "kind": kind, "party": party}), "")
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """sha256 of the text, hexadecimal."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    @property
-    def about(self) -> dict[str, Any]:
+    @cached_property
+    def about(self) -> Mapping[str, Any]:
         """Entries of the text; none where it cannot be read."""
         if self.kind == "acknowledgement" and "\0" in self.text:  # one that was sworn at a meeting
             federation, _, key, value = [*self.text.split("\0"), "", "", ""][:4]
@@ -233,10 +234,10 @@ class ReceiptsFile:
                 path.rename(aside)
         self.signed.clear()
 
-    def is_right(self, record: Signed, party: str) -> bool:
-        """Has this party found the record right, or said so in a text of its own?"""
+    def right(self, party: str) -> set[str]:
+        """Digests of the records that this party has found right, or has said so of in a text of its own."""
         own = (each for each in self.signed if each.kind == "acknowledgement" and each.party == party)
-        return record.is_right or any(each.says({"record": record.digest}) for each in own)
+        return {r.digest for r in self.records() if r.is_right} | {str(each.about.get("record")) for each in own}
 
     def records(self) -> list[Signed]:
         """The server's, in order."""

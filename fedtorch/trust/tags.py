@@ -7,22 +7,18 @@ passes with a false leaf with probability 2^-60 at most, and learns nothing from
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 import numpy.typing as npt
 
 from fedtorch.core.kernels import tag_sums
+from fedtorch.core.prime import Words, reduced
 from fedtorch.privacy.secure_sum.keys import derived
 from fedtorch.trust.merkle import LEAF
 
-P = (1 << 61) - 1
-"""The prime; sums are modulo it."""
 LARGEST = 1 << 53
 """Above every |whole number| of a sum: one with p added to it would have the same tag."""
 
 Whole = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
 
 
 def words(key: bytes, count: int, place: int = 0) -> Words:
@@ -35,13 +31,6 @@ def words(key: bytes, count: int, place: int = 0) -> Words:
 
     cipher = Cipher(ChaCha20(key, bytes(8) + place.to_bytes(8, "little")), mode=None).encryptor()
     return np.frombuffer(cipher.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)
-
-
-def reduced(numbers: Words) -> Words:
-    """The last 61 bits of each, modulo p: below p."""
-    kept = numbers & np.uint64(P)
-    kept[kept == P] = 0
-    return kept
 
 
 class TagKey:
@@ -68,20 +57,6 @@ class TagKey:
     def pads(self, party: str, leaves: int) -> Words:
         """The pads of a party, one for each leaf of its part, uint64, below p."""
         return reduced(words(derived(self._key, f"pads of tags/{self._exchange}/{party}"), leaves))
-
-
-def added(parts: Iterable[Words], leaves: int) -> Words:
-    """Sum of vectors of numbers below p, modulo p; so is the result. leaves: numbers of each."""
-    total = np.zeros(leaves, np.uint64)
-    for part in parts:
-        total += part  # below 2^62
-        np.subtract(total, np.uint64(P), out=total, where=total >= P)
-    return total
-
-
-def negative(part: Words) -> Words:
-    """Numbers that add up to 0 with these, modulo p."""
-    return np.where(part == 0, np.uint64(0), np.uint64(P) - part)
 
 
 def drawn_leaves(key: bytes, record: str, count: int, share: float) -> list[int]:

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, TrustError, print_error
+from fedtorch.core.prime import added
 from fedtorch.trust.kept import KeptFiles, KeptLeaves
 from fedtorch.trust.keys import needs_cryptography
 from fedtorch.trust.members import Members, read_members
 from fedtorch.trust.merkle import LEAF
 from fedtorch.trust.receipts import FILE, FOLDER, NOTHING, ReceiptsFile, Signed, is_enough
-from fedtorch.trust.tags import TagKey, added
+from fedtorch.trust.tags import TagKey
 
 
 @dataclass
@@ -60,6 +61,10 @@ class Verifier:
     def records(self) -> list[Signed]:
         """The server's, in order."""
         return self.file.records()
+
+    @cached_property
+    def _right(self) -> set[str]:
+        return self.file.right(self.party)
 
     def verify(self) -> Verified:
         """Look at everything; what is wrong with one kind does not keep from looking at the next."""
@@ -159,7 +164,7 @@ class Verifier:
 
     def _is_missed(self, record: Signed) -> bool:
         """Was this party away, and got the record afterwards?"""
-        return not self.file.is_right(record, self.party) and self.party not in record.about["receipts"]
+        return record.digest not in self._right and self.party not in record.about["receipts"]
 
     def _acknowledgements(self) -> None:
         silos: dict[str, set[str]] = {}

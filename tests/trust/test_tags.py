@@ -9,8 +9,9 @@ import pytest
 
 from fedtorch.core import kernels
 from fedtorch.core.kernels import library, tag_sums
+from fedtorch.core.prime import P, added, negative, reduced
 from fedtorch.trust.merkle import LEAF
-from fedtorch.trust.tags import LARGEST, P, TagKey, added, drawn_leaves, negative, reduced, words
+from fedtorch.trust.tags import LARGEST, TagKey, drawn_leaves, words
 
 pytest.importorskip("cryptography")
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedtorch.comm.job.parties import Identity
+from fedtorch.core.prime import Words
 from fedtorch.trust.receipts import Signed
-from fedtorch.trust.tags import TagKey, Whole, Words
+from fedtorch.trust.tags import TagKey, Whole
 
 Terms = Sequence[tuple[str, float]]
 """(client, its weight in the sum)."""

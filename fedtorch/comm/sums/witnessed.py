@@ -22,9 +22,10 @@ from torch import Tensor
 from fedtorch.comm.job.witness import Terms, Witness
 from fedtorch.comm.transport.group import Group
 from fedtorch.core.errors import PreflightError, TrustError
+from fedtorch.core.prime import Words, added
 from fedtorch.trust.merkle import LEAF, leaves, root_of
 from fedtorch.trust.receipts import Signed
-from fedtorch.trust.tags import Whole, Words, added
+from fedtorch.trust.tags import Whole
 
 _SALT_BYTES = 32
 _MOST_BYTES = 1 << 20  # of a receipt

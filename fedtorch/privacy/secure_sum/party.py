@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedtorch.core.prime import added, negative, reduced
 from fedtorch.privacy.secure_sum.keys import BYTES, KeyPair, agreed, derived, new_pair, sealed, unsealed
 from fedtorch.privacy.secure_sum.shamir import split
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms, TooFewPartiesError
@@ -175,13 +176,8 @@ class Party:
 
 def with_words(streams: Sequence[tuple[int, Any]], tags: Window) -> Window:
     """`tags` with the streams' next words added or subtracted, modulo 2^61 − 1; all of them are below that."""
-    prime, total = np.uint64((1 << 61) - 1), tags.copy()
-    for sign, stream in streams:
-        drawn = stream.integers(len(tags)) & prime
-        drawn[drawn == prime] = 0
-        total += drawn if sign > 0 else prime - drawn
-        np.subtract(total, prime, out=total, where=total >= prime)
-    return total
+    drawn = ((sign, reduced(stream.integers(len(tags)))) for sign, stream in streams)
+    return added([tags, *(words if sign > 0 else negative(words) for sign, words in drawn)], len(tags))
 
 
 def apply(sign: int, stream: Any, window: Window) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import re
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import time
@@ -22,11 +21,10 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.yaml_tree import Key, Tree, describe, read
+from fedtorch.core.yaml_tree import Key, Tree, describe, read_file
 from fedtorch.trust.policy.kinds import NAMES
 
 Promise = Literal["record", "client"]
-_MOST_BYTES = 1 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _CLOCK = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
 _BYTES = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(B|kB|MB|GB|KiB|MiB|GiB)?")
@@ -126,18 +124,8 @@ def read_policy(path: Path) -> Policy:
     Raises:
         ConfigError: it cannot be read, or something in it cannot be; names the line.
     """
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a FIFO would wait for a writer
-            raise ConfigError(f"--policy is {path}, which is no regular file")
-        if status.st_size > _MOST_BYTES:
-            raise ConfigError(f"--policy is {path}, which has {status.st_size} bytes; expected at most {_MOST_BYTES}")
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise ConfigError(f"--policy is {path}, which cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError:
-        raise ConfigError(f"--policy is {path}, which is no text in UTF-8") from None
-    return _Reader(path, read(text, str(path))).policy()
+    tree, _ = read_file(path, "--policy")
+    return _Reader(path, tree).policy()
 
 
 @dataclass(frozen=True)
