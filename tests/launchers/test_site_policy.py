@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,19 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from own_rows import BERT, weather, write_rows
+from parties import PARTIES, SYSTEM, make_places, write_config
 from ranks import free_port
 
 from fedtorch.cli.__main__ import main
 from fedtorch.setup.code import codes_of
-from fedtorch.text.byte_bpe import train_subwords
-from fedtorch.trust.keys import new_key
 
 pytest.importorskip("cryptography")
 
-PARTIES = {0: "hub", 1: "north", 2: "south", 3: "west"}
-PINNED = {name: rank for rank, name in PARTIES.items() if rank}
 POLICY: dict[str, Any] = {
     "may_leave": {
         "parameters": ["*"],
@@ -35,38 +29,11 @@ POLICY: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("words")
-    train_subwords([row["text"] for row in weather()], folder, size=270)
-    return folder
-
-
 @pytest.fixture
-def places(tmp_path: Path, words: Path) -> Path:
+def places(tmp_path: Path) -> Path:
     """A folder for each party, with its rows, key, list of members and config; south has a policy."""
-    lines = ["federation: test", "members:"]
-    for rank, name in PARTIES.items():
-        (tmp_path / name).mkdir()
-        shutil.copytree(words, tmp_path / name / "words")
-        write_rows(tmp_path / name / "rows.jsonl", [row for row in weather() if PINNED[row["home"]] == rank])
-        key = new_key(tmp_path / name / "own.key")
-        lines.append(f"  {name}: {{role: {'silo' if rank else 'server'}, key: {key.public.hex()}}}")
-    data = {"source": "rows.jsonl", "clients": {"by": "home"}, "labels": ["good", "bad"]}
-    data["splits"] = {"dev": 0.25, "test": 0.25}
-    config = {
-        "task": {"name": "text_classification", "model": BERT, "tokenizer": "words", "max_length": 32, "data": data},
-        "run": {"dir": "run", "name": "policy"},
-        "rounds": 2,
-        "algorithm": {"name": "fedavg", "weights": "equal"},
-        "client": {"batch_size": 4, "optimizer": "adamw", "lr": 0.01},
-        "track": {"progress": "lines", "tensorboard": False},
-        "trust": {"members": "members.yaml", "key": "own.key"},
-        "system": {"placement": "pinned", "pinned": PINNED, "timeout": 20.0, "start_timeout": 20.0},
-    }
-    for name in PARTIES.values():
-        (tmp_path / name / "members.yaml").write_text("\n".join(lines) + "\n")
-        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(config))
+    make_places(tmp_path)
+    write_config(tmp_path, run={"dir": "run", "name": "policy"}, system={**SYSTEM, "start_timeout": 20.0})
     write_policy(tmp_path)
     return tmp_path
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from own_rows import BERT, weather, write_rows
+from parties import PARTIES, PINNED, make_places, write_config
+from parties import SYSTEM as OF_PARTIES
 from ranks import expect_exit, run_ranks
 
 from fedtorch.comm.distributed import DistributedCommunicator
@@ -21,16 +20,13 @@ from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.update import UpdateBuffer
 from fedtorch.main import main
 from fedtorch.privacy.public_sum import PublicSum
-from fedtorch.text.byte_bpe import train_subwords
-from fedtorch.trust.keys import PrivateKey, new_key
+from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.policy.file import read_policy
 from launchers.site_policy import Process, Site
 
 pytest.importorskip("cryptography")
 
-PARTIES = {0: "hub", 1: "north", 2: "south", 3: "west"}
-PINNED = {name: rank for rank, name in PARTIES.items() if rank}
-SYSTEM = {"placement": "pinned", "pinned": PINNED, "timeout": 20.0, "start_timeout": 20.0}
+SYSTEM = {**OF_PARTIES, "start_timeout": 20.0}
 SECURE: dict[str, Any] = {"privacy": {"clip": 0.05, "secure_sum": {"threshold": 1.0}}}
 RECORD: dict[str, Any] = {
     "privacy": {
@@ -67,35 +63,11 @@ OF_RECORD = {
 
 @pytest.fixture
 def places(tmp_path: Path) -> Path:
-    """A folder for each party, with its rows, its key and the list of members."""
-    train_subwords([row["text"] for row in weather()], tmp_path / "words", size=270)
-    lines = ["federation: test", "members:"]
-    for rank, name in PARTIES.items():
-        (tmp_path / name).mkdir()
-        shutil.copytree(tmp_path / "words", tmp_path / name / "words")
-        write_rows(tmp_path / name / "rows.jsonl", [row for row in weather() if PINNED[row["home"]] == rank])
-        key = new_key(tmp_path / name / "own.key")
-        lines.append(f"  {name}: {{role: {'silo' if rank else 'server'}, key: {key.public.hex()}}}")
-    for name in PARTIES.values():
-        (tmp_path / name / "members.yaml").write_text("\n".join(lines) + "\n")
-    return tmp_path
+    return make_places(tmp_path)
 
 
 def write(places: Path, policy: dict[str, Any], **changes: Any) -> None:
-    data = {"source": "rows.jsonl", "clients": {"by": "home"}, "labels": ["good", "bad"]}
-    data["splits"] = {"dev": 0.25, "test": 0.25}
-    config = {
-        "task": {"name": "text_classification", "model": BERT, "tokenizer": "words", "max_length": 32, "data": data},
-        "run": {"dir": "run", "name": "gated"},
-        "rounds": 2,
-        "algorithm": {"name": "fedavg", "weights": "equal"},
-        "client": {"batch_size": 4, "optimizer": "adamw", "lr": 0.01},
-        "track": {"progress": "lines", "tensorboard": False},
-        "trust": TRUST,
-        "system": SYSTEM,
-    }
-    for name in PARTIES.values():
-        (places / name / "config.yaml").write_text(yaml.safe_dump({**config, **changes}))
+    write_config(places, **{"run": {"dir": "run", "name": "gated"}, "system": SYSTEM, **changes})
     (places / "south" / "policy.yaml").write_text(json.dumps(policy))
 
 

@@ -38,8 +38,9 @@ def make_places(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write_config(places: Path, **changes: Any) -> None:
-    data = {"source": "rows.jsonl", "clients": {"by": "home"}, "labels": ["good", "bad"]}
+def config_of(**changes: Any) -> dict[str, Any]:
+    """The settings of a run of all parties."""
+    data: dict[str, Any] = {"source": "rows.jsonl", "clients": {"by": "home"}, "labels": ["good", "bad"]}
     data["splits"] = {"dev": 0.25, "test": 0.25}
     config = {
         "task": {"name": "text_classification", "model": BERT, "tokenizer": "words", "max_length": 32, "data": data},
@@ -51,8 +52,12 @@ def write_config(places: Path, **changes: Any) -> None:
         "trust": {"members": "members.yaml", "key": "own.key"},
         "system": SYSTEM,
     }
+    return {**config, **changes}
+
+
+def write_config(places: Path, **changes: Any) -> None:
     for name in PARTIES.values():
-        (places / name / "config.yaml").write_text(json.dumps({**config, **changes}))
+        (places / name / "config.yaml").write_text(json.dumps(config_of(**changes)))
 
 
 def as_party(places: str, resume: str = "auto") -> tuple[int, str]:
