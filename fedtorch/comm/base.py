@@ -82,7 +82,9 @@ class Communicator(ABC):
     told: Sequence[Packet] = ()
     """What the server said to the reports of the last `gather_reports`."""
     names: Names
-    """The clients in manifest order; messages carry a client's place in it."""
+    """The clients in manifest order; messages carry a client's place in it. Then jobs, see `name_jobs`."""
+    num_clients: int
+    """How many of the names are clients'."""
     meter: Meter
     """Bytes and messages of this rank so far."""
     faults: Faults
@@ -104,10 +106,17 @@ class Communicator(ABC):
     """Masking of a run with a secure sum: ranks answer to nothing else, and on their own config's terms alone."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.names = Names.of(names)
+        self.names, self.num_clients = Names.of(names), len(names)
         self.meter, self.arrivals, self.vector = Meter(), Arrivals(), ServerVector()
         self.memory = UpdateMemory(lambda: False)
         self.faults = Faults.from_environ(os.environ)
+
+    def name_jobs(self, names: Sequence[str]) -> None:
+        """Let messages and updates be about these too, the same on all ranks; no client has one of these names.
+
+        Where a client trains more than once before its first update counts, updates go by jobs.
+        """
+        self.names = Names.of((*self.names[: self.num_clients], *names))
 
     @property
     def is_server(self) -> bool:

@@ -298,7 +298,7 @@ class DistributedCommunicator(Communicator):
         self._agreed = ""
         if not self.vector.is_shared(flat):
             self._group.broadcast(flat)
-        copies = (len(self.names) if clients is None else clients) if self.is_server else 0
+        copies = (self.num_clients if clients is None else clients) if self.is_server else 0
         sent = flat.nbytes * (self._group.size - 1 if self.is_server else 1)
         logical = flat.nbytes * copies if numbers is None else numbers * flat.itemsize
         self.meter.count("down", "broadcast", logical=logical, messages=copies, physical=sent)

@@ -87,7 +87,7 @@ class LocalCommunicator(Communicator):
 
     def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
         """`flat` stays as it is."""
-        clients = len(self.names) if clients is None else clients
+        clients = self.num_clients if clients is None else clients
         logical = flat.nbytes * clients if numbers is None else numbers * flat.itemsize
         self.meter.count("down", "broadcast", logical=logical, messages=clients)
 

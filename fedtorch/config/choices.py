@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedtorch.config.registry import NAMED, named_class
-from fedtorch.config.schema import Config
+from fedtorch.config.schema import AsyncConfig, Config
 from fedtorch.config.validate import dataclasses_in, hints_of
 from fedtorch.core.choices import Choice, Named, OneOf
 from fedtorch.core.errors import ConfigError
@@ -33,6 +33,8 @@ def without_replaced(lower: Tree, upper: Tree) -> dict[str, Any]:
 
 def _class(section: str, lower: Mapping[str, Any], upper: Mapping[str, Any]) -> Any:
     """The type of a section; None where it is not known, which is said when the config is built."""
+    if section == "async":
+        return AsyncConfig
     if section not in NAMED:
         return hints_of(Config).get(section)
     if not any(isinstance(value, Mapping) and key in lower for key, value in upper.items()):

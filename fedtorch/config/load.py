@@ -27,7 +27,7 @@ from fedtorch.config.registry import NAMED, named_class
 from fedtorch.config.result_keys import NO_EFFECT
 from fedtorch.config.rules import with_rule
 from fedtorch.config.samplers import resolved
-from fedtorch.config.schema import ClientConfig, Config
+from fedtorch.config.schema import AsyncConfig, ClientConfig, Config
 from fedtorch.config.trackers import check_trackers
 from fedtorch.config.validate import at, check_text, field_names, unknown, validate, wrong
 from fedtorch.core.errors import ConfigError
@@ -42,7 +42,9 @@ NOT_SET = "not set"
 """Stands for the value of a key that one of two configs lacks."""
 
 _MOST, _LONGEST = 100, 200  # entries of a mapping and characters of a value that ranks compare as they are
-_HIDDEN = ("task_name", "algorithm_name")
+_HIDDEN = ("task_name", "algorithm_name", "asynchrony")
+ASYNC = "async"
+"""The key of `Config.asynchrony`, which no field can have as its name."""
 
 
 def load(given: Given | Sequence[Given] | None = None, overrides: Overrides = ()) -> Config:
@@ -110,6 +112,8 @@ def to_dict(config: Config, *, masked: bool = False) -> dict[str, Any]:
     """
     data: dict[str, Any] = {}
     for field in dataclasses.fields(config):
+        if field.name == "asynchrony":
+            data[ASYNC] = _plain(config.asynchrony)
         if field.name in _HIDDEN:
             continue
         data[field.name] = _plain(getattr(config, field.name))
@@ -212,6 +216,8 @@ def _build(tree: Tree) -> Config:
         found_parts, found = _named_part(section, data.pop(section, {}), default, tree)
         parts |= found_parts
         problems += found
+    parts["asynchrony"], found = _asynchrony(data.pop(ASYNC, None), tree)
+    problems += found
     parts["per_client"], found = _per_client(data.get("client", {}), data.pop("per_client", None), tree)
     problems += found
     config, found = validate(Config, data | dict.fromkeys(NAMED), (), tree)
@@ -239,6 +245,15 @@ def _named_part(section: str, values: Any, default: str, tree: Tree) -> tuple[di
     cls = named_class(section, name, at(tree, (section, "name")))
     found, problems = validate(cls, {key: value for key, value in values.items() if key != "name"}, (section,), tree)
     return {section: found, f"{section}_name": name}, problems
+
+
+def _asynchrony(values: Any, tree: Tree) -> tuple[AsyncConfig | None, list[str]]:
+    """The section `async`; None: rounds wait for their clients."""
+    if values is None:
+        return None, []
+    if not isinstance(values, dict):
+        return None, [wrong((ASYNC,), values, "a mapping or null", tree)]
+    return validate(AsyncConfig, values, (ASYNC,), tree)
 
 
 def _per_client(common: Any, changes: Any, tree: Tree) -> tuple[dict[str, Any], list[str]]:

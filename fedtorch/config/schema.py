@@ -17,6 +17,7 @@ from pydantic import Field
 
 from fedtorch.checkpoint.settings import CheckpointConfig
 from fedtorch.compression.settings import ExchangeConfig
+from fedtorch.config.asynchrony import AsyncConfig
 from fedtorch.config.clients import ClientsConfig
 from fedtorch.config.system import RunConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
@@ -29,6 +30,7 @@ from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.trust.settings import TrustConfig
 
 __all__ = [
+    "AsyncConfig",
     "AttackConfig",
     "CheckpointConfig",
     "ClientConfig",
@@ -158,6 +160,9 @@ class Config:
     """The server's optimiser."""
     clients: ClientsConfig = ClientsConfig()
     """Who takes part."""
+    asynchrony: AsyncConfig | None = field(default=None, metadata={"hidden": True})
+    """The section `async`, a word that Python keeps for itself: rounds that wait for nobody; null: every round waits
+    for its clients."""
     client: ClientConfig = ClientConfig()
     """Local training."""
     per_client: dict[str, dict[str, Any]] = field(default_factory=dict)

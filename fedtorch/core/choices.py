@@ -34,17 +34,19 @@ class Named:
     default: str | None = None
     """the name where none is given"""
     keys: tuple[str, ...] = ("name",)
-    """what chooses"""
+    """what chooses: one key, which stands for the name"""
 
     def mapping(self, value: Any) -> Any:
         """The value in the form in which layers are merged: a name as a mapping."""
+        (key,) = self.keys
         if isinstance(value, str):
-            return {"name": value}
-        return {"name": self.default, **value} if isinstance(value, Mapping) and self.default else value
+            return {key: value}
+        return {key: self.default, **value} if isinstance(value, Mapping) and self.default else value
 
     def replaced(self, lower: Mapping[str, Any], upper: Mapping[str, Any]) -> set[str]:
         """The keys of `lower` that go, because `upper` gives another name."""
-        return set(lower) if upper.get("name", lower.get("name")) != lower.get("name") else set()
+        (key,) = self.keys
+        return set(lower) if upper.get(key, lower.get(key)) != lower.get(key) else set()
 
 
 Choice = OneOf | Named

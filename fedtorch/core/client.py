@@ -103,18 +103,29 @@ class ClientStore:
     def commit(self, accepted: Iterable[str]) -> None:
         """Make the staged states of `accepted` clients current and drop all other staged ones."""
         for client in accepted:
-            staged = self._drop(self._staged, client)
-            if staged is None and (path := self._spilled[True].pop(client, None)):
-                staged = _read(path)
-                _remove(path)
-            if staged is not None:
-                self._keep(client, staged, staged=False)
-                self._dirty.add(client)
+            self.adopt(client, client)
         for client in list(self._staged):
             self._drop(self._staged, client)
         for path in self._spilled[True].values():
             _remove(path)
         self._spilled[True].clear()
+
+    def adopt(self, staged: str, client: str) -> None:
+        """Make what was staged under that name, if anything was, the current state of `client`; the rest stays."""
+        state = self._drop(self._staged, staged)
+        if state is None and (path := self._spilled[True].pop(staged, None)):
+            state = _read(path)
+            _remove(path)
+        if state is not None:
+            self._keep(client, state, staged=False)
+            self._dirty.add(client)
+
+    def staged(self, name: str) -> ClientState | None:
+        """A copy of what was staged under that name, as `get`; None: nothing was."""
+        state = self._staged.get(name)
+        if state is None and (path := self._spilled[True].get(name)):
+            state = _read(path)
+        return None if state is None else state.copy()
 
     def clients(self) -> list[str]:
         """Names of all clients that have a committed state, sorted."""

@@ -35,6 +35,8 @@ class RoundFacts:
     """the mean over the clients where there are no reports, if it is known"""
     shown: Sequence[tuple[str, str]] = ()
     """(name, text) of what else the console's line says"""
+    arrivals: Sequence[Mapping[str, Any]] = ()
+    """of asynchronous rounds: one record for each client that arrived since the version before"""
 
 
 class Mechanism:

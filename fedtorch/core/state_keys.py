@@ -102,6 +102,13 @@ SUM_EXPONENT = "sum/exponent"
 """of the power of two at which the next round's updates are summed, where `system.sum_scale` is previous; written by
 `PreviousScale`"""
 
+VERSION = "async/version/"
+"""how the entries of the server's tensors begin that are older versions of its vectors, of which jobs are under way in
+asynchronous rounds; the number of the version follows. Written by `Versions`"""
+
+PLAN = "async/plan"
+"""48 bits of the digest of the asynchronous rounds that are over, by their plan; written by `JobTrainer`"""
+
 FAILED_SAVES = "failed_saves"
 """checkpoints in a row that could not be written; written by `save`"""
 

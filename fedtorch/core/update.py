@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -147,6 +147,7 @@ class UpdateBuffer:
         self._free: list[Tensor] = []
         self._blank: Tensor | None = None
         self._held: dict[str, Tensor | Path] = {}
+        self._written = 0  # files so far, which number them
 
     def blank(self) -> Tensor:
         """A vector of shape (size,) to fill and then `put`; the same one until it is put. Holds what was left in it."""
@@ -201,7 +202,8 @@ class UpdateBuffer:
 
     def _write(self, grad: Tensor) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"update_{len(self._held)}.bin"
+        self._written += 1
+        path = self.folder / f"update_{self._written}.bin"
         try:
             # numpy's own tofile says nothing when a disk is full at the last 4 KB (*measured*, numpy 2)
             path.write_bytes(grad.detach().cpu().numpy().data)
@@ -210,12 +212,12 @@ class UpdateBuffer:
             raise
         return path
 
-    def clear(self) -> None:
-        """Forget all updates."""
-        for held in self._held.values():
+    def clear(self, only: Collection[str] | None = None) -> None:
+        """Forget the updates, or those of `only` some, which need not all be there; a sum's memory may be used anew."""
+        for client in list(self._held if only is None else self._held.keys() & set(only)):
+            held = self._held.pop(client)
             if isinstance(held, Path):
                 held.unlink(missing_ok=True)
             elif len(held) == self.size:
                 self._free.append(held)
-        self._held.clear()
         self.sums.end_round()

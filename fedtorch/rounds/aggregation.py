@@ -27,6 +27,7 @@ from fedtorch.rounds.cohort import tell
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.lateness import LATE
 from fedtorch.rounds.report_checks import impossible, of_cohort
+from fedtorch.rounds.weighing import Weighing
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ def _combine(context: RoundContext, decision: Decision) -> None:
             opened: Updates = updates
             if (packing := context.packing) is not None:
                 opened = PackedUpdates(updates, context.updates, packing.unpack, packing.layout)
-            rules = context.algorithm, context.server
+            rules = context.algorithm, context.weighing, context.server
             looks = context.comm.witness is None  # else there are no single updates to measure anything of
             decision.combined = context.mechanism.combine(
                 opened, lambda updates: _combined(*rules, updates, decision, looks=looks)
@@ -162,7 +163,13 @@ def _combine(context: RoundContext, decision: Decision) -> None:
 
 
 def _combined(
-    algorithm: Algorithm, server: ServerState, updates: Updates, decision: Decision, *, looks: bool
+    algorithm: Algorithm,
+    weighing: Weighing,
+    server: ServerState,
+    updates: Updates,
+    decision: Decision,
+    *,
+    looks: bool,
 ) -> Tensor:
     """The updates in the algorithm's own way; `decision` is told weights, figures and what was kept of each client.
 
@@ -172,13 +179,13 @@ def _combined(
         RefusedUpdatesError: there are clients without whom it has to be done again.
     """
     try:
-        weights = algorithm.weigh(updates.reports)
+        weights = weighing.weigh(updates.reports)
     except NothingToWeighError as error:
         raise RefusedUpdatesError({report.client: str(error) for report in updates.reports}) from error
     decision.weights = {r.client: w for r, w in zip(updates.reports, weights, strict=True)}
     if endless := {name: weight for name, weight in decision.weights.items() if not math.isfinite(weight)}:
         raise RefusedUpdatesError({name: f"what it reports weighs {weight}" for name, weight in endless.items()})
-    combined = algorithm.aggregate(updates, weights)
+    combined = weighing.along(algorithm.aggregate(updates, weights), server, updates.reports, weights)
     if not updates.is_finite(combined):
         why = "it is one of those that came to NaN or infinity together"
         raise RefusedUpdatesError({report.client: why for report in updates.reports})
@@ -214,7 +221,8 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
     if context.comm.is_server:
         # where clients are hidden how many fail tells something of them; the worker's log has a line
         for report, reason in () if context.mechanism.hides_clients else decision.refused:
-            log.warning("round %d: client %s is left out: %s", context.round + 1, report.client, reason)
+            client = context.client_of(report.client)
+            log.warning("round %d: client %s is left out: %s", context.round + 1, client, reason)
         context.server.numbers[VOID_ROUNDS] = decision.void_rounds
         if decision.void_rounds:
             log.warning(
@@ -236,7 +244,7 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
         )
     if decision.verdict == "QuorumError":
         raise QuorumError(
-            f"round {context.round + 1}: fewer than clients.min = {least} usable updates in {QUORUM_PATIENCE} "
+            f"round {context.round + 1}: fewer than clients.min = {least} usable updates in {_patience(context)} "
             "rounds in a row; the log names each client's reason"
         )
 
@@ -306,12 +314,17 @@ def _decide(context: RoundContext, reports: Sequence[Report], known: Mapping[str
         verdict = "NonFiniteError"
     elif not enough and any(report.status == RESTS for report, _ in refused):
         verdict = "BudgetError"
-    elif void_rounds >= QUORUM_PATIENCE:
+    elif void_rounds >= _patience(context):
         verdict = "QuorumError"
     else:
         verdict = "ok"
     taken = [] if void_rounds else accepted
     return Decision(verdict, [*reports], taken, refused, usable, void_rounds, word=context.schedule.word())
+
+
+def _patience(context: RoundContext) -> int:
+    """Rounds in a row; as many arrivals in buffers that are smaller than what trains at a time."""
+    return QUORUM_PATIENCE * (1 if context.jobs is None else context.jobs.patience)
 
 
 def _share(context: RoundContext, decision: Decision) -> Decision:

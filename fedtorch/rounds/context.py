@@ -20,12 +20,16 @@ from fedtorch.config.schema import Config
 from fedtorch.core.client import ClientStore
 from fedtorch.core.server import ServerOptimizer, ServerState
 from fedtorch.core.update import UpdateBuffer
+from fedtorch.rounds.asynchrony.jobs import Jobs
+from fedtorch.rounds.asynchrony.versions import Versions
+from fedtorch.rounds.asynchrony.weighing import StalenessWeighing
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.exchanged_vectors import ExchangedVectors, SentPlaces
 from fedtorch.rounds.membership import Membership, Progress
 from fedtorch.rounds.previous_scale import PreviousScale
 from fedtorch.rounds.rank_role import RankRole
 from fedtorch.rounds.save_schedule import SaveSchedule
+from fedtorch.rounds.weighing import Weighing
 from fedtorch.tasks.base import SERVER
 from fedtorch.train.engine import Engine
 from fedtorch.train.settings import ClientConfig
@@ -115,9 +119,27 @@ class RoundContext:
         return self.components.engine.shared.size * len(self.algorithm.exchanged_vectors) if is_message else None
 
     @cached_property
+    def jobs(self) -> Jobs | None:
+        """Plan of who trains when in asynchronous rounds; None: every round waits for its clients."""
+        return Jobs.of(self.config, self.components.clients)
+
+    @cached_property
+    def versions(self) -> Versions:
+        """Older versions of the server's vectors, of which asynchronous rounds have jobs."""
+        kept = self.server.tensors if self.comm.is_server else {}
+        return Versions(kept, self.spill / "versions", self.config.system.update_memory_mb << 20)
+
+    @cached_property
+    def weighing(self) -> Weighing:
+        """Rule for what each update counts."""
+        if self.jobs is None:
+            return Weighing(self.algorithm)
+        return StalenessWeighing(self.algorithm, self.jobs.settings, self.jobs.of_name, self.versions.get)
+
+    @cached_property
     def scale(self) -> PreviousScale | None:
         """Rule that fixes the scale of a round's sum before it; None: something else does."""
-        return PreviousScale(self.algorithm, self.server) if self.config.system.sum_scale == "previous" else None
+        return PreviousScale(self.weighing, self.server) if self.config.system.sum_scale == "previous" else None
 
     @property
     def spill(self) -> Path:
@@ -141,9 +163,12 @@ class RoundContext:
         assert isinstance(self.algorithm, MessageAlgorithm)
         return self.algorithm
 
-    def settings_of(self, client: str) -> ClientConfig:
-        """The client's local training in this round, with the round's learning rate; also of the server's own data."""
-        return self.config.client_for(client).in_round(self.round, self.config.rounds)
+    def settings_of(self, client: str, round: int | None = None) -> ClientConfig:
+        """The client's local training in a round, with its learning rate; also of the server's own data.
+
+        round: from 0; None: the one under way.
+        """
+        return self.config.client_for(client).in_round(self.round if round is None else round, self.config.rounds)
 
     def message(
         self,
@@ -157,6 +182,10 @@ class RoundContext:
         """A message about `client`, or about the run."""
         index = NO_CLIENT if client is None else self.comm.names.place(client)
         return Packet(index, kind, status, dict(numbers or {}), dict(lists or {}))
+
+    def client_of(self, name: str) -> str:
+        """Name of the client that a report is about; it has a job's name in asynchronous rounds."""
+        return name if self.jobs is None else self.jobs.client_of(name)
 
     def name(self, message: Packet) -> str:
         """The client a message is about."""

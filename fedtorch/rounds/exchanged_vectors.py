@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from functools import cached_property, partial
 
@@ -59,6 +60,15 @@ class ExchangedVectors:
         """The vectors by name, and `weights` also where these are none of them."""
         found = self.by_name()
         return found if self.model is None else {WEIGHTS: self.weights, **found}
+
+    @contextmanager
+    def received_as(self, flat: Tensor) -> Iterator[None]:
+        """Within it, jobs on this rank start from these vectors, which are an older version; laid end to end."""
+        present, self.flat = self.flat, flat
+        try:
+            yield
+        finally:
+            self.flat = present
 
     @property
     def first(self) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any
@@ -17,13 +17,14 @@ from torch import Tensor
 from fedtorch.comm.wire import report_problem
 from fedtorch.comm.worker import Verdict
 from fedtorch.core import devices
-from fedtorch.core.client import Client
+from fedtorch.core.client import Client, ClientState
 from fedtorch.core.errors import DataError, FedtorchError, PeerError, UpdateError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.own_frames import own_place
 from fedtorch.core.sampling import draws_of
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.core.update import RESTS, Report
+from fedtorch.rounds.aggregation import Decision, reports_for_log
 from fedtorch.rounds.client_scores import CACHED_CLIENTS
 from fedtorch.rounds.cohort import draw
 from fedtorch.rounds.context import RoundContext
@@ -38,11 +39,26 @@ from fedtorch.rounds.under_way import UnderWay, added
 from fedtorch.train.attacks.attackers import Attackers
 from fedtorch.train.job import ClientJob
 from fedtorch.train.outgoing import MESSAGE, Outgoing
+from fedtorch.train.settings import ClientConfig
 from fedtorch.trainers.named import trainer_of
 
 log = logging.getLogger(__name__)
 
 OUT_OF_MEMORY = "failed:OutOfMemoryError"
+
+
+@dataclass(frozen=True)
+class Told:
+    """Facts for the records of a round's clients, on the server."""
+
+    reports: Sequence[Report]
+    """of the clients, by their own names; one that was refused is not ok"""
+    weights: Mapping[str, float]
+    """client -> its weight in the combination"""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """further numbers of the round"""
+    arrivals: Sequence[Mapping[str, Any]] = ()
+    """of asynchronous rounds: one record for each client that arrived"""
 
 
 class ClientTrainer:
@@ -106,6 +122,18 @@ class ClientTrainer:
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
         return reports if context.role.leads else []
+
+    def begin(self) -> None:
+        """Begin with the first round that is done now; called by all ranks alike, after a restore too."""
+
+    def settle(self, accepted: Sequence[Report]) -> None:
+        """A round's exchange is over: the states of the accepted clients count, the others' go, as do all updates."""
+        self.context.store.commit([report.client for report in accepted])
+        self.context.updates.clear()
+
+    def told(self, decision: Decision) -> Told:
+        """Tell what the records say of the round's clients."""
+        return Told(reports_for_log(decision), decision.weights)
 
     def learn(self, accepted: Sequence[Report]) -> None:
         """How long these clients took, where that may change who trains them; the same on all ranks."""
@@ -208,13 +236,30 @@ class ClientTrainer:
         self.lateness.arrive(client.name)
         return report
 
+    @property
+    def _visit(self) -> int:
+        """Number of the training, from 0, by which its client's draws and place in the data go."""
+        return self.context.round
+
+    def _key(self, client: str) -> str:
+        """Name under which the client's update and new state wait."""
+        return client
+
+    def _state(self, client: str) -> ClientState:
+        """State with which the client begins."""
+        return self.context.store.get(client)
+
+    def _settings(self, client: str) -> ClientConfig:
+        """Its local training, with the learning rate of the version from which it starts."""
+        return self.context.settings_of(client)
+
     def _put(self, job: ClientJob, report: Report) -> Report:
         """Keep what is sent for the client; the report of it."""
         sent, packing = job.outgoing.flat, self.context.packing
         if packing is not None:
             sent, report = packing.pack(job, report)
         if self.context.role.leads:  # the others' are the same
-            self.context.updates.put(job.client.name, sent)
+            self.context.updates.put(self._key(job.client.name), sent)
         return report
 
     def _check_places(self, job: ClientJob) -> None:
@@ -233,7 +278,7 @@ class ClientTrainer:
     def _make_job(self, client: Client, parts: int, *, outgoing: Tensor, on_step: Callable[[int], None]) -> ClientJob:
         """Make the job of an algorithm, which writes the update to `outgoing`."""
         context, components = self.context, self.context.components
-        state, hp = context.store.get(client.name), context.settings_of(client.name)
+        state, hp = self._state(client.name), self._settings(client.name)
         names, received = context.algorithm.exchanged_vectors, context.vectors.for_clients()
         if context.has_messages:
             names, received = (MESSAGE,), {**context.server.tensors, **received}
@@ -246,7 +291,7 @@ class ClientTrainer:
         silo = context.mechanism.work(client.name, context.round, examples, [drawn.name for drawn, _ in self.drawn])
         return ClientJob(
             client=client,
-            round=context.round,
+            round=self._visit,
             run_seed=context.config.run.seed,
             received=received,
             state=state,
@@ -331,7 +376,7 @@ class ClientTrainer:
         """Hold the new state back until the server has decided."""
         if self.context.is_stateful:
             if job.outgoing.is_sent or report.steps:  # a client that rested is as it was
-                self.context.store.stage(job.client.name, job.state)
+                self.context.store.stage(self._key(job.client.name), job.state)
         elif job.state.tensors or job.state.numbers:
             raise FedtorchError(
                 f"{type(self.context.algorithm).__name__} left something in a client's state, but its `kept` says "

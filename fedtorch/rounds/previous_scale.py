@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedtorch.algorithms.base import Algorithm
 from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.reproducible import SumScale
 from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import SUM_EXPONENT
 from fedtorch.core.update import Report
+from fedtorch.rounds.weighing import Weighing
 
 
 class PreviousScale:
@@ -19,9 +19,9 @@ class PreviousScale:
     among the server's numbers, so a run that is resumed goes on with the same bits.
     """
 
-    def __init__(self, algorithm: Algorithm, server: ServerState) -> None:
-        """algorithm: one without `why_not_ahead`. server: on other ranks nothing is in it."""
-        self._algorithm, self._server = algorithm, server
+    def __init__(self, weighing: Weighing, server: ServerState) -> None:
+        """weighing: by an algorithm without `why_not_ahead`. server: on other ranks nothing is in it."""
+        self._weighing, self._server = weighing, server
 
     @property
     def exponent(self) -> int | None:
@@ -29,18 +29,15 @@ class PreviousScale:
         number = self._server.numbers.get(SUM_EXPONENT)
         return None if number is None else int(number)
 
-    def own_weights(self, reports: Sequence[Report]) -> list[float]:
-        """Each client's weight before it is divided by the sum of all."""
-        return [float(self._algorithm.own_weight(report) or 0.0) for report in reports]
-
     def fix(self, updates: AcceptedUpdates) -> None:
         """Make the round's sum at the scale, where it is known."""
         if self.exponent is not None:
-            updates.fix_scale(self.exponent, self.own_weights(updates.reports))
+            reports, weighing = updates.reports, self._weighing
+            updates.fix_scale(self.exponent, weighing.own(reports), weighing.divisor(reports))
 
     def learn(self, accepted: Sequence[Report]) -> None:
         """On the server, once its step is taken: the next round's scale."""
-        scale = SumScale.ahead(self.own_weights(accepted), [report.max_abs for report in accepted])
+        scale = SumScale.ahead(self._weighing.own(accepted), [report.max_abs for report in accepted])
         if scale is None:
             self._server.numbers.pop(SUM_EXPONENT, None)
         else:

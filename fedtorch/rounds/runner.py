@@ -10,20 +10,21 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedtorch.core.errors import BudgetError, Interrupted
 from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.state_keys import EVALUATED, SERVER_TRAINED
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
-from fedtorch.rounds.aggregation import Decision, apply_verdict, exchange, gather, reports_for_log, steps
+from fedtorch.rounds.aggregation import Decision, apply_verdict, exchange, gather, steps
+from fedtorch.rounds.asynchrony.training import trainer_for
 from fedtorch.rounds.checkpointing import Saving, digest, restore
 from fedtorch.rounds.cohort import release
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.export import ModelWriter
-from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.membership import Returned, Stopped
 from fedtorch.rounds.opened_leaves import steps_of
 from fedtorch.rounds.report_checks import check_complete
@@ -43,12 +44,14 @@ class Runner:
         self.context = RoundContext(components)
         self.evaluation = Evaluation(self.context)
         self.result = Result()
-        self.trainer = ClientTrainer(self.context)
+        self.trainer = trainer_for(self.context)
         self.server_training = ServerTraining(self.context)
         self.weights: dict[str, float] = {}
         """of the round's clients in the combination"""
         self.figures: dict[str, float] = {}
         """what the algorithm measured of it"""
+        self.arrivals: Sequence[Mapping[str, Any]] = ()
+        """who arrived for it, where rounds do not wait for their clients"""
         self.saving = Saving(self.context)
         self.steps = steps_of(self.context)
 
@@ -69,6 +72,7 @@ class Runner:
         context.members.leave_out(self.components.left_out)
         context.vectors.open_record()
         self.steps.begin(resumed=resume is not None)
+        self.trainer.begin()
         try:
             self._server_train_if_due()
             self._evaluate_if_due()  # on_start, or one that a signal kept from being finished
@@ -125,7 +129,7 @@ class Runner:
 
     def _one_round(self) -> None:
         context, config = self.context, self.components.config
-        self.weights, self.figures = {}, {}
+        self.weights, self.figures, self.arrivals = {}, {}, ()
         context.progress.is_training = True
         context.schedule.begin_round()
         reports = self._clients_round() if context.algorithm.limits.trains_clients else []
@@ -145,7 +149,7 @@ class Runner:
             if is_last or not (config.checkpoint.overlap and context.algorithm.limits.trains_clients):
                 self.saving.finish()
 
-    def _clients_round(self) -> list[Report]:
+    def _clients_round(self) -> Sequence[Report]:
         """The cohort trains and the server takes its step; the reports, complete on the server."""
         context = self.context
         context.broadcast()
@@ -156,11 +160,10 @@ class Runner:
                 apply_verdict(context, decision)
                 is_done = self._step(decision)
                 self.trainer.learn(decision.accepted)
-                context.store.commit([report.client for report in decision.accepted if is_done])
-                context.updates.clear()
+                self.trainer.settle(decision.accepted if is_done else ())
             if is_done:
                 context.vectors.round_done()
-                return reports_for_log(decision)
+                return self._note(decision)
 
     def _train_and_combine(self) -> Decision:
         """A cohort is drawn and trains, and what it sends is combined."""
@@ -245,9 +248,15 @@ class Runner:
             self.steps.take(decision, grad)
             if context.scale is not None and context.comm.is_server:
                 context.scale.learn(decision.accepted)
-        self.weights, self.figures = decision.weights, decision.figures
-        self.result.weights.update(self.weights)
         return True
+
+    def _note(self, decision: Decision) -> Sequence[Report]:
+        """Keep what the records say of the round; the reports of its clients."""
+        told = self.trainer.told(decision)
+        self.weights, self.figures = dict(told.weights), {**decision.figures, **told.figures}
+        self.arrivals = told.arrivals
+        self.result.weights.update(self.weights)
+        return told.reports
 
     def _finish(self) -> Result:
         """Digest of the final state, then the best model on the final split; the server's engine holds that model."""
@@ -283,7 +292,7 @@ class Runner:
         for report in shown:  # what clients counted beside: keys and values between the two ranks of a worker
             if report.is_ok:
                 traffic.update({name: int(value) for name, value in report.extra.items() if name.endswith("_bytes")})
-        facts = RoundFacts(shown, self.weights, context.seconds, traffic, self.figures)
+        facts = RoundFacts(shown, self.weights, context.seconds, traffic, self.figures, arrivals=self.arrivals)
         facts = context.mechanism.facts(context.round - 1, facts, context.server)
         self.result.reports.update({report.client: report for report in facts.reports or ()})
         tracker.round(context.round - 1, facts)

@@ -1,6 +1,7 @@
 """metrics.jsonl: one JSON object a line, the only source of curves, tables and reports.
 
-kinds: `run` (clients, rounds), `resume`, `client` and `steps` (one per client and round), `round` (after its clients:
+kinds: `run` (clients, rounds), `resume`, `arrival` (of asynchronous rounds, one per training: who started when from
+which version, and what it counts), `client` and `steps` (one per client and round), `round` (after its clients:
 a round without it is incomplete; its `total` is of all rounds so far), `eval` (one per client; with `shared: true` its
 rows are those of all clients that have this, and count once in sums), `eval_total` (the same: of all clients),
 `examples` (scores of single examples, one per client), `result`. Rounds count from 1, an evaluation before the first

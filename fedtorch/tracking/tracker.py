@@ -91,6 +91,8 @@ class Tracker:
 
         The sums of its traffic over all rounds so far are the record's `total`, drawn as `total/<name>`.
         """
+        for arrival in facts.arrivals:
+            self._record({"kind": "arrival", "round": round + 1, **arrival})
         for report in facts.reports or ():
             self._client(round, report, facts.weights.get(report.client))
         of_clients: Record = {"loss": facts.loss}

@@ -66,14 +66,14 @@ class AcceptedUpdates(ABC):
     def __len__(self) -> int:
         return len(self.reports)
 
-    def fix_scale(self, exponent: int, own: Sequence[float]) -> None:
+    def fix_scale(self, exponent: int, own: Sequence[float], divisor: float | None = None) -> None:
         """Take the weighted sum at a scale that was fixed before the updates were known, unless they do not fit it.
 
         own: of each report the number a_i of which the weights are made, a_i / Σ a_j. These enter the sum, and it is
-        divided at the end. Where updates are too large for the scale, or so small that it is too coarse for them, the
-        sum is that of the reports' scale; so it is of other weights.
+        divided at the end. divisor: in place of Σ a_j. Where updates are too large for the scale, or so small that it
+        is too coarse for them, the sum is that of the reports' scale; so it is of other weights.
         """
-        self._ahead = SumScale(exponent, math.fsum(own)), list(own)
+        self._ahead = SumScale(exponent, math.fsum(own) if divisor is None else divisor), list(own)
 
     def weighted_sum(self, weights: Sequence[float], *, max_norm: float | None = None) -> Tensor:
         """Σ weights_i Δ_i as a new CPU vector, shape (size,): the same bits for any packing of clients onto ranks.

@@ -1,0 +1,83 @@
+"""The jobs of a run by their plan, and the names under which their updates travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fedtorch.config.asynchrony import AsyncConfig
+from fedtorch.config.schema import Config
+from fedtorch.core.client import Client
+from fedtorch.core.clients import Clients
+from fedtorch.rounds.asynchrony.durations import durations
+from fedtorch.rounds.asynchrony.plan import AsyncPlan, Job, make_plan
+from fedtorch.train.settings import ClientConfig
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The plan of a run. A client may train twice before its first update counts, so updates have the jobs' names."""
+
+    settings: AsyncConfig
+    """the section `async`"""
+    plan: AsyncPlan
+    """who trains when, from which version"""
+    head: str
+    """how the names begin; no client's name begins so"""
+    _open: dict[str, Job] = field(default_factory=dict)
+    """job's name -> job, of the buffer that closes next"""
+
+    @classmethod
+    def of(cls, config: Config, clients: Clients) -> Jobs | None:
+        """The jobs that a config describes; None: its rounds wait for their clients.
+
+        Raises:
+            ConfigError: there are fewer clients than train at a time.
+        """
+        if config.asynchrony is None:
+            return None
+        names = [*clients.names()]
+        rows = {client.name: float(_rows(config.client_for(client.name), client)) for client in clients}
+        duration = durations(config.asynchrony.clock.duration, config.run.seed, rows)
+        plan = make_plan(config.asynchrony, names, duration, versions=config.rounds, run_seed=config.run.seed)
+        head = "job "
+        while any(name.startswith(head) for name in names):
+            head = f"_{head}"
+        return cls(config.asynchrony, plan, head)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names for all jobs that are under way at a time: the number of an arrival modulo how many these are."""
+        return tuple(f"{self.head}{number}" for number in range(self.settings.buffer * (self.plan.max_staleness + 1)))
+
+    def name(self, job: Job) -> str:
+        """The name of a job that is not dropped."""
+        assert job.number is not None
+        return self.names[job.number % len(self.names)]
+
+    def open(self, version: int) -> Sequence[Job]:
+        """Begin with the buffer that makes the next version; its jobs, in the order of their numbers."""
+        self._open.clear()
+        self._open.update({self.name(job): job for job in self.plan.buffer(version)})
+        return self.plan.buffer(version)
+
+    def of_name(self, name: str) -> Job:
+        """The job of the open buffer under that name."""
+        return self._open[name]
+
+    def client_of(self, name: str) -> str:
+        """Name of the client that a report is about, which may be its own."""
+        return self._open[name].client if name in self._open else name
+
+    @property
+    def patience(self) -> int:
+        """How many buffers without an update are as many arrivals as all places of a synchronous round."""
+        return -(-self.settings.concurrent // self.settings.buffer)
+
+
+def _rows(hp: ClientConfig, client: Client) -> int:
+    """Rows that a client's training passes over."""
+    if hp.steps is not None:
+        return hp.steps * hp.batch_size * hp.accumulation
+    return client.sizes["train"] * (hp.epochs or 1)

@@ -1,0 +1,233 @@
+"""Work of a worker between two versions: jobs of the buffer that closes next, and of later ones while it would wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedtorch.core.client import Client, ClientState
+from fedtorch.core.errors import CheckpointError
+from fedtorch.core.state_keys import PLAN
+from fedtorch.core.update import Report
+from fedtorch.rounds.aggregation import Decision, reports_for_log
+from fedtorch.rounds.asynchrony.durations import US_PER_S
+from fedtorch.rounds.asynchrony.jobs import Jobs
+from fedtorch.rounds.asynchrony.plan import Job
+from fedtorch.rounds.asynchrony.schedule import Rank, Wave, Workers, by_buffer, waves
+from fedtorch.rounds.asynchrony.weighing import StalenessWeighing
+from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.local_training import ClientTrainer, Told
+from fedtorch.rounds.membership import Stopped
+from fedtorch.rounds.placement import costs
+from fedtorch.train.settings import ClientConfig
+
+
+def trainer_for(context: RoundContext) -> ClientTrainer:
+    """Make what trains clients on this rank: cohorts, or the jobs of a plan."""
+    return ClientTrainer(context) if context.jobs is None else JobTrainer(context, context.jobs)
+
+
+class JobTrainer(ClientTrainer):
+    """Trains the jobs of this rank; a job's update and new state wait until its buffer closes.
+
+    A client's next job begins with the state that the former one left, whether the server has taken that one's update
+    or not yet; so a state goes back only where the training itself failed. A run that goes on from a checkpoint trains
+    the jobs of open buffers again, with the states and versions of before: the same bits.
+    """
+
+    first: Rank = staticmethod(by_buffer)
+    """which ready job of a later buffer is trained first; changes no bit"""
+
+    def __init__(self, context: RoundContext, jobs: Jobs) -> None:
+        super().__init__(context)
+        self.jobs, self.plan = jobs, jobs.plan
+        context.comm.name_jobs(jobs.names)
+        self._waves: list[Wave] = []
+        self._first = 0  # rounds done before the first wave
+        self._reports: dict[str, Report] = {}  # job's name -> its report, until its buffer closes
+        self._before: dict[int, Job] = {}  # start -> the same client's job before it
+        self._last_use: dict[int, int] = {}  # version -> the last round in which a job of this rank starts from it
+        self._job: Job | None = None  # that is trained
+
+    def begin(self) -> None:
+        """Share out the jobs that are left, and send the older versions that they start from.
+
+        Raises:
+            CheckpointError: the checkpoint is of another plan.
+        """
+        context, workers = self.context, self.context.components.topology.workers
+        self._first = context.round
+        if context.comm.is_server:
+            self._check_plan()
+        each = costs(context.config, context.components.training, context.components.clients)
+        homes = context.components.placement.homes if context.has_homes else None
+        self._waves = list(
+            waves(self.plan, Workers(len(workers), each, homes), done=context.round, first=type(self).first)
+        )
+        last: dict[str, Job] = {}
+        for job in sorted((job for job in self.plan.jobs if job.number is not None), key=lambda job: job.start):
+            if job.client in last:
+                self._before[job.start] = last[job.client]
+            last[job.client] = job
+        for round, wave in enumerate(self._waves, context.round):
+            for worker, jobs in wave.items():
+                if context.role.hosts(worker):
+                    self._last_use.update({job.version: round for job in jobs})
+        self._share_versions()
+
+    def train_cohort(self) -> list[Report]:
+        """Train this worker's share of the wave; the reports of its jobs in the buffer that closes now."""
+        context, clients = self.context, self.context.components.clients
+        buffer = self.jobs.open(context.round)
+        self.drawn = []
+        for job in buffer:
+            client = clients.named(job.client)
+            assert client is not None
+            self.drawn.append((Client(self.jobs.name(job), client.index, client.sizes), 1))
+        self._keep_version()
+        try:
+            for worker, jobs in self._waves[context.round - self._first].items():
+                if context.role.hosts(worker):
+                    for job in jobs:
+                        self._train_job(job)
+        except Stopped:
+            pass  # all ranks must come to the same meeting, which then stops them together
+        return [self._reports[name] for job in buffer if (name := self.jobs.name(job)) in self._reports]
+
+    def settle(self, accepted: Sequence[Report]) -> None:
+        """The buffer is closed: the states of its jobs count where training went well; its updates go."""
+        context = self.context
+        names = {self.jobs.name(job): job for job in self.plan.buffer(context.round)}
+        for name, job in names.items():
+            context.store.adopt(name, job.client)
+            self._reports.pop(name, None)
+        context.updates.clear(names)
+        following = context.round + 1
+        if context.comm.is_server:
+            context.server.numbers[PLAN] = self._check_number(following)
+        context.versions.keep_only([v for v in context.versions.held() if self._needs(v, following)])
+
+    def told(self, decision: Decision) -> Told:
+        """Reports by client, and a record for each arrival since the version before, dropped ones too; on the server."""
+        if not self.context.comm.is_server:
+            return Told((), {})
+        of_jobs = {report.client: report for report in reports_for_log(decision)}
+        weights: dict[str, float] = {}
+        for name, weight in decision.weights.items():
+            client = self.jobs.client_of(name)
+            weights[client] = weights.get(client, 0.0) + weight
+        reports = [replace(report, client=self.jobs.client_of(name)) for name, report in of_jobs.items()]
+        round = self.context.round
+        arrivals = [self._arrival(job, of_jobs, decision) for job in self.plan.arrivals(round)]
+        stale = [job.staleness for job in self.plan.buffer(round)]
+        figures = {
+            "async/virtual_s": self.plan.instants[round] / US_PER_S,
+            "async/staleness_mean": sum(stale) / len(stale),
+            "async/staleness_max": float(max(stale)),
+            "async/versions": float(len(self.plan.live(round))),
+        }
+        return Told(reports, weights, figures, arrivals)
+
+    def learn(self, accepted: Sequence[Report]) -> None:
+        """Nothing: which worker trains a job follows from the plan."""
+
+    def waited_for(self, reports: Sequence[Report]) -> str:
+        """Nothing: a wave is shared out by expected costs."""
+        return ""
+
+    def _train_job(self, job: Job) -> None:
+        """Train a job from its version; its report waits."""
+        client = self.context.components.clients.named(job.client)
+        assert client is not None
+        self._job = job
+        with self._received(job):
+            report = self._train_or_retry(client)
+        self._reports[self.jobs.name(job)] = replace(report, client=self.jobs.name(job))
+
+    @contextmanager
+    def _received(self, job: Job) -> Iterator[None]:
+        """Within it the rank has the vectors of the job's version."""
+        context = self.context
+        is_newest = job.version == context.round
+        with nullcontext() if is_newest else context.vectors.received_as(context.versions.get(job.version)):
+            yield
+
+    @property
+    def _visit(self) -> int:
+        assert self._job is not None
+        return self._job.visit
+
+    def _key(self, client: str) -> str:
+        assert self._job is not None
+        return self.jobs.name(self._job)
+
+    def _state(self, client: str) -> ClientState:
+        """State that its last job left that went well, where the buffer is open still; else what is committed."""
+        assert self._job is not None
+        job = self._before.get(self._job.start)
+        while job is not None and job.buffer >= self.context.round:
+            if (staged := self.context.store.staged(self.jobs.name(job))) is not None:
+                return staged
+            job = self._before.get(job.start)
+        return self.context.store.get(client)
+
+    def _settings(self, client: str) -> ClientConfig:
+        assert self._job is not None
+        return self.context.settings_of(client, self._job.version)
+
+    def _arrival(self, job: Job, reports: dict[str, Report], decision: Decision) -> dict[str, Any]:
+        """The record of one arrival; seconds are the virtual clock's."""
+        weighing = self.context.weighing
+        assert isinstance(weighing, StalenessWeighing)
+        base: dict[str, Any] = {"client": job.client, "start": job.start, "visit": job.visit, "version": job.version}
+        base |= {"buffer": job.buffer, "staleness": job.staleness, "number": job.number}
+        base |= {"started_s": job.started / US_PER_S, "arrived_s": job.arrived / US_PER_S}
+        if job.number is None:
+            return {**base, "status": "dropped", "factor": None, "weight": None}
+        name = self.jobs.name(job)
+        factor = weighing.factor(name).hex()
+        return {**base, "status": reports[name].status, "factor": factor, "weight": decision.weights.get(name)}
+
+    def _keep_version(self) -> None:
+        """Keep the newest version, if this rank needs it after the server's step."""
+        context = self.context
+        if self._needs(context.round, context.round + 1):
+            context.versions.keep(context.round, context.vectors.flat)
+
+    def _needs(self, version: int, following: int) -> bool:
+        """Does this rank need a version from the round `following` on? The server: for what a checkpoint has."""
+        context = self.context
+        if context.comm.is_server:
+            return version in self.plan.live(following)
+        return self._last_use.get(version, -1) >= following
+
+    def _share_versions(self) -> None:
+        """After a restore: the server's older versions to all ranks that need them."""
+        context = self.context
+        for version in self.plan.live(context.round)[:-1]:
+            flat = context.versions.get(version) if context.comm.is_server else torch.zeros_like(context.vectors.flat)
+            context.members.barrier("versions", may_stop=False)
+            context.members.retry_on_loss("versions", partial(context.comm.broadcast, flat))
+            if not context.comm.is_server and self._needs(version, context.round):
+                context.versions.keep(version, flat)
+
+    def _check_plan(self) -> None:
+        """Compare what the checkpoint says of the plan with this one.
+
+        Raises:
+            CheckpointError: they differ.
+        """
+        found = self.context.server.numbers.get(PLAN)
+        if found is not None and int(found) != self._check_number(self.context.round):
+            raise CheckpointError(
+                "the checkpoint is of asynchronous rounds with another plan of who trains when: the clients, their "
+                "rows or this machine's arithmetic are not those of before; begin anew with `--resume never`"
+            )
+
+    def _check_number(self, versions: int) -> int:
+        return int(self.plan.digest(versions)[:12], 16)
