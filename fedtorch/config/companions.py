@@ -12,17 +12,21 @@ from fedtorch.config.validate import at, nearest
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.yaml_tree import Key, Tree, describe, merge
 
-_ALONE = {
+_ALONE: dict[str, Any] = {
     "paradigm": "local",
     "eval": {"also_received": False},
     "clients": {"max_norm_to_median": None, "max_update_norm": None},
+    "async": None,
+    "system": {"sum_scale": "reports"},
 }
-_POOLED = {
+_POOLED: dict[str, Any] = {
     "paradigm": "centralized",
     "algorithm": {"name": "fedavg"},
     "partition": {"private": []},
     "eval": {"point": "received", "also_received": False},
     "client": {"optimizer_state": "keep"},  # nothing comes between two rounds, so it is one training
+    "async": None,
+    "system": {"sum_scale": "reports"},
 }
 NAMES: dict[str, Mapping[str, Any]] = {
     "start": merge(_ALONE, {"rounds": 0, "run": {"export": "none"}, "eval": {"on_start": False}}),

@@ -9,6 +9,7 @@ from itertools import groupby
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.algorithms.packing import Packing
 from fedtorch.config import load as yaml_config
+from fedtorch.planning.asynchrony import describe_plan
 from fedtorch.planning.promise import describe_private, describe_public_sum
 from fedtorch.planning.scale import Cluster, describe_scale
 from fedtorch.rounds.context import keeps_state
@@ -27,7 +28,7 @@ def describe(built: BuiltRun, *, num_ranks: int, cluster: Cluster | None = None)
         ConfigError: see `scale.describe_scale`.
     """
     blocks = [_placement(built), _traffic(built, num_ranks), _memory(built), _saving(built)]
-    blocks += [_trainers(built), _rates(built)]
+    blocks += [_trainers(built), _rates(built), describe_plan(built)]
     if cluster is not None:
         blocks.append(describe_scale(built, cluster))
     return "\n\n".join(filter(None, [*blocks, describe_private(built), describe_public_sum(built)]))
@@ -68,6 +69,7 @@ def _traffic(built: BuiltRun, num_ranks: int) -> str:
     algorithm, layout = built.algorithm, built.algorithm.exchanged_layout(built.engine.shared)
     size = layout.size * vectors
     cohort = len(built.clients) if config.clients.per_round == "all" else config.clients.per_round
+    cohort = cohort if built.jobs is None else built.jobs.settings.buffer
     down = layout.dtype.itemsize * size * (num_ranks - 1)
     sent = 4 * size * cohort
     if layout is not built.engine.shared:

@@ -25,6 +25,7 @@ from fedtorch.core.clients import names_of
 from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.names import Names
 from fedtorch.core.weights import digest_of
+from fedtorch.rounds.asynchrony.jobs import Jobs
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.placement import Placement, own_device, place
 from fedtorch.rounds.scalar_record import direction_digest
@@ -151,7 +152,17 @@ class BuiltRun(Plan):
             **({"processor": torch.backends.cpu.get_cpu_capability()} if self.config.trust.verify else {}),
             **self.task.facts(),
             **self._directions(),
+            **self._asynchrony(),
         }
+
+    def _asynchrony(self) -> dict[str, str]:
+        """Digest of who trains when, as this machine's arithmetic has it, where rounds wait for nobody."""
+        return {} if self.jobs is None else {"plan of asynchronous rounds": self.jobs.plan.digest()[:16]}
+
+    @cached_property
+    def jobs(self) -> Jobs | None:
+        """Plan of asynchronous rounds; None: every round waits for its clients."""
+        return Jobs.of(self.config, self.clients)
 
     def _directions(self) -> dict[str, str]:
         """Digest of directions as this machine makes them, where the weights are a sum over such."""

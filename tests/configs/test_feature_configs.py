@@ -29,6 +29,7 @@ SECTIONS = {
     "system": schema.SystemConfig,
     "privacy": schema.PrivacyConfig,
     "attack": AttackConfig,
+    "async": schema.AsyncConfig,
     "exchange": schema.ExchangeConfig,
     "trust": schema.TrustConfig,
 }

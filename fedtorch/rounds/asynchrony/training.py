@@ -113,7 +113,7 @@ class JobTrainer(ClientTrainer):
         context.versions.keep_only([v for v in context.versions.held() if self._needs(v, following)])
 
     def told(self, decision: Decision) -> Told:
-        """Reports by client, and a record for each arrival since the version before, dropped ones too; on the server."""
+        """On the server: reports by client, and a record of each arrival since the version before, dropped or not."""
         if not self.context.comm.is_server:
             return Told((), {})
         of_jobs = {report.client: report for report in reports_for_log(decision)}

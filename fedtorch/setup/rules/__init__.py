@@ -12,6 +12,7 @@ from fedtorch.config.schema import Config
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import (
     algorithm,
+    asynchrony,
     attacks,
     clients,
     engine,
@@ -34,6 +35,7 @@ from fedtorch.train.engine import Engine
 SUBJECTS: tuple[Subject, ...] = (
     clients.SUBJECT,
     algorithm.SUBJECT,
+    asynchrony.SUBJECT,
     references.SUBJECT,
     engine.SUBJECT,
     trainers.SCRIPTS,
