@@ -68,10 +68,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any]
     ("size", "changes"),
     [
         (2, {}),
-        (3, {"exchange": "reduce", "update_memory_mb": 1}),
-        (3, {"server_works": True, "exchange": "send"}),
+        pytest.param(3, {"exchange": "reduce", "update_memory_mb": 1}, marks=pytest.mark.slow),
+        pytest.param(3, {"server_works": True, "exchange": "send"}, marks=pytest.mark.slow),
         (5, {}),
-        (5, {"shared_memory": "never"}),
+        pytest.param(5, {"shared_memory": "never"}, marks=pytest.mark.slow),
     ],
     ids=["2", "3-reduce", "3-server-works", "5", "5-sockets"],
 )
@@ -92,7 +92,9 @@ def go_on(folder: str, at: int | None, rounds: int, name: str) -> Any:
         return result.digest, result.scores
 
 
-@pytest.mark.parametrize(("name", "at", "rounds"), [("private_head", 3, 6), ("fedasync", 5, 12)])
+@pytest.mark.parametrize(
+    ("name", "at", "rounds"), [pytest.param("private_head", 3, 6, marks=pytest.mark.slow), ("fedasync", 5, 12)]
+)
 @pytest.mark.processes
 def test_a_run_goes_on_on_another_number_of_ranks(
     name: str, at: int, rounds: int, alone: dict[str, tuple[str, Any]], tmp_path: Path

@@ -170,7 +170,9 @@ def run_case(name: str, folder: Path | str, **changes: Any) -> Runner:
     return make_runner(make_config(Path(folder), TASK, algorithm, **settings))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("stateful", "fedasync", "twice") else pytest.mark.slow) for n in CASES]
+)
 def test_ready_jobs_in_any_order_give_the_same_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = run_case(name, tmp_path / "usual").run().digest
     rng = random.Random(0)
@@ -185,8 +187,14 @@ def test_ready_jobs_in_any_order_give_the_same_bits(name: str, tmp_path: Path, m
         assert run_case(name, tmp_path / str(seed)).run().digest == usual
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("at", range(1, ROUNDS))
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [
+        pytest.param(name, at, marks=() if at == 2 + place % 3 else pytest.mark.slow)
+        for place, name in enumerate(CASES)
+        for at in range(1, ROUNDS)
+    ],
+)
 def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_interrupted(name: str, at: int, tmp_path: Path) -> None:
     every = {"checkpoint": CheckpointConfig(every=1)}
     whole = run_case(name, tmp_path / "whole", **every).run().digest

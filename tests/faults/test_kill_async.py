@@ -1,0 +1,152 @@
+"""SIGKILL at each instant of asynchronous rounds: the run goes on and ends with the bits of one that was not killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import make_config, make_runner
+from ranks import expect_exit, run_ranks
+from toy import Quadratic
+
+from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.config.asynchrony import AsyncConfig, ClockConfig, DurationConfig, StalenessConfig
+from fedtorch.config.schema import CheckpointConfig, ClientConfig, Config, PartitionConfig, ServerConfig, SystemConfig
+
+pytestmark = pytest.mark.processes
+SLOW = pytest.mark.slow
+
+TABLE = DurationConfig(kind="table", seconds={"a": 2.0, "b": 3.0, "c": 5.0, "d": 7.0})
+BY_TABLE = AsyncConfig(
+    buffer=2,
+    concurrent=3,
+    starts="longest",
+    staleness=StalenessConfig("polynomial"),
+    clock=ClockConfig(duration=TABLE),
+)
+TASK = Quadratic(
+    clients={name: (1.0, float(1 + place), 3 + place) for place, name in enumerate("abcd")},
+    start=(0.1, 0.2, 0.3),
+    head=(0.5,),
+    noise=0.3,
+)
+JOBS = 12
+"""trainings until the last of six versions; the table has them at ten instants"""
+PHASES = ("broadcast", "header", "payload", "aggregate", "checkpoint")
+
+
+def config_of(folder: Path) -> Config:
+    """Clients that keep an optimiser and a head, and a server with momentum: whatever a kill could spoil."""
+    return make_config(
+        folder,
+        TASK,
+        FedAvg(),
+        rounds=6,
+        asynchrony=BY_TABLE,
+        client=ClientConfig(optimizer="adamw", lr=0.05, batch_size=2, optimizer_state="keep"),
+        server=ServerConfig(optimizer="sgd", lr=0.7, momentum=0.5),
+        partition=PartitionConfig(private=("head",)),
+        system=SystemConfig(sum_scale="previous"),
+        checkpoint=CheckpointConfig(every=1),
+    )
+
+
+def killed_after(trainings: int, config: Config) -> None:
+    """Train, and die after so many jobs; in a process of its own."""
+    runner = make_runner(config)
+    trained = [0]
+    train = runner.trainer._train_job  # type: ignore[attr-defined]
+
+    def counted(job: Any) -> None:
+        train(job)
+        trained[0] += 1
+        if trained[0] == trainings:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    runner.trainer._train_job = counted  # type: ignore[attr-defined]
+    runner.run()
+
+
+def killed_in(phase: str, round: int, config: Config) -> None:
+    os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=f"kill:phase={phase},round={round}")
+    make_runner(config).run()
+
+
+def in_a_child(work: Any, *args: Any) -> int:
+    """The exit status of a child that does the work."""
+    child = os.fork()
+    if not child:
+        work(*args)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def gone_on(config: Config) -> tuple[int | None, str]:
+    """Rounds in the checkpoint from which the run goes on, and the digest at its end."""
+    found = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep).latest()
+    at = None if found is None else found.round
+    return at, make_runner(config).run(at).digest
+
+
+def kill_everywhere(folder: str, jobs: list[int], phases: list[tuple[str, int]]) -> dict[str, tuple[int, Any, str]]:
+    """Place of the kill -> exit status, where the run goes on, digest."""
+    found = {}
+    for trainings in jobs:
+        config = config_of(Path(folder) / f"job{trainings}")
+        found[f"job {trainings}"] = (in_a_child(killed_after, trainings, config), *gone_on(config))
+    for phase, round in phases:
+        config = config_of(Path(folder) / f"{phase}{round}")
+        found[f"{phase} {round}"] = (in_a_child(killed_in, phase, round, config), *gone_on(config))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("jobs", "phases"),
+    [
+        ([2, 5, 8, 11], [("payload", 2), ("checkpoint", 4)]),
+        pytest.param([*range(1, JOBS + 1)], [(phase, at) for phase in PHASES for at in (1, 3, 5)], marks=SLOW),
+    ],
+    ids=["some", "every"],
+)
+def test_a_kill_at_any_instant_changes_nothing(jobs: list[int], phases: list[tuple[str, int]], tmp_path: Path) -> None:
+    undisturbed = make_runner(config_of(tmp_path / "whole")).run().digest
+    (found,) = run_ranks(kill_everywhere, 1, str(tmp_path), jobs, phases)
+    assert {code for code, _, _ in found.values()} == {-signal.SIGKILL}, found
+    assert {digest for _, _, digest in found.values()} == {undisturbed}, found
+    assert [found[f"job {trainings}"][1] for trainings in jobs] == [(each - 1) // 2 or None for each in jobs]
+
+
+def run_on_ranks(folder: str, resume: int | None, fault: str) -> str:
+    if fault:
+        os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=fault)
+    with DistributedCommunicator.join(tuple(TASK.clients), timeout_s=5) as comm:
+        config = replace(config_of(Path(folder)), asynchrony=replace(BY_TABLE, buffer=1))
+        return make_runner(config, comm).run(resume).digest
+
+
+@pytest.mark.parametrize(
+    ("victim", "again", "round"),
+    [
+        (1, 2, 2),
+        (0, 4, 4),
+        pytest.param(2, 5, 3, marks=pytest.mark.slow),
+        pytest.param(0, 2, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_ranks_go_on_on_another_number_of_ranks(victim: int, again: int, round: int, tmp_path: Path) -> None:
+    config = replace(config_of(tmp_path / "whole"), asynchrony=replace(BY_TABLE, buffer=1))
+    undisturbed = make_runner(config).run().digest
+    folder = tmp_path / "killed"
+    phase = "train" if victim else "aggregate"
+    fault = f"kill:rank={victim},round={round},phase={phase}"
+    outcomes = expect_exit(run_on_ranks, 3, str(folder), None, fault)
+    assert outcomes[victim].exit_code == -signal.SIGKILL
+    found = Checkpoints(folder / "checkpoints", keep=2).latest()
+    assert found is not None and found.round == round
+    assert run_ranks(run_on_ranks, again, str(folder), found.round, "")[0] == undisturbed
