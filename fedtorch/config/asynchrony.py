@@ -129,6 +129,9 @@ class AsyncConfig:
     starts: Literal["uniform", "longest"] = "uniform"
     """Which idle client starts. uniform: drawn from the seed; longest: who has not started for longest, then the first
     by name."""
+    waits: bool = False
+    """true: nobody starts before the step, so that rounds are synchronous and take as long as their slowest client, by
+    the same clock; with `buffer` as large as `concurrent`."""
     clock: ClockConfig = ClockConfig()
     """When clients are done."""
 
@@ -137,6 +140,11 @@ class AsyncConfig:
             raise ConfigError(
                 f"async.buffer is {self.buffer} but async.concurrent is {self.concurrent}, so that a client would have "
                 f"to arrive twice before anybody may step; set async.buffer to at most {self.concurrent}"
+            )
+        if self.waits and self.buffer != self.concurrent:
+            raise ConfigError(
+                f"async.waits is true but async.buffer is {self.buffer} and async.concurrent {self.concurrent}, so "
+                f"that no step would come; set async.buffer to {self.concurrent}"
             )
         if self.towards == "model" and self.buffer != 1:
             raise ConfigError(

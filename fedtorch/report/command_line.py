@@ -18,7 +18,7 @@ from fedtorch.core.errors import FedtorchError, print_error
 from fedtorch.core.files import replace_file
 from fedtorch.core.shown import plain
 from fedtorch.report import apir as apir_report
-from fedtorch.report import privacy
+from fedtorch.report import privacy, timeline
 from fedtorch.report import significance as paired
 from fedtorch.report import sweep as sweep_report
 from fedtorch.report.adapters import adapters_markdown
@@ -32,6 +32,7 @@ from fedtorch.report.plots import plot_run
 from fedtorch.report.published import unknown_row
 from fedtorch.report.robust import robust_markdown
 from fedtorch.report.score_table import as_csv, build, markdown
+from fedtorch.report.timeline import write_timeline
 from fedtorch.report.wikisql import measures_markdown
 
 DEFAULT_OUT = "RUN/report, and of several runs a folder below `report` beside the first"
@@ -86,7 +87,7 @@ def make_table(args: argparse.Namespace) -> None:
         paths.append(out / "report.html")
     elif not args.no_plots:
         is_one = len({path.resolve() for path in args.runs}) == 1 and runs[0][1].folder == args.runs[0]
-        paths += plot_run(runs[0][1], out) if is_one else []
+        paths += [*plot_run(runs[0][1], out), *write_timeline(runs[0][1], out)] if is_one else []
         paths += plot_comparison(make_groups(runs), out) if len(runs) > 1 else []
     say_written(paths)
 
@@ -120,6 +121,7 @@ COMMANDS = {
         "bytes, errors of averaging and scores of adapters", "adapters", "with task.model.adapter", adapters_markdown
     ),
     "privacy": Command("epsilon of runs, and of all on the same data", privacy.add_arguments, privacy.make),
+    "time_to": Command("when asynchronous runs reached a score", timeline.add_arguments, timeline.make),
     "robust": page(
         "how often a robust rule left out or shrank a client", "robust", "with algorithm.robust", robust_markdown
     ),

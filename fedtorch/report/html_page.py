@@ -14,6 +14,7 @@ from fedtorch.report.html_curves import curves
 from fedtorch.report.html_scores import clients_table, runs_table, scores_table, splits, spread_table
 from fedtorch.report.html_style import SORT, STYLE
 from fedtorch.report.html_table import Cell, framed, note, section, table
+from fedtorch.report.timeline import timeline
 from fedtorch.tracking.privacy_statement import promise
 from fedtorch.tracking.trust_statement import checked
 
@@ -38,6 +39,7 @@ def html_page(title: str, groups: Sequence[Group], metric: str, found: Found | N
         section("Checked by the silos", _checked(groups)),
         section("What sets them apart", _apart(groups)),
         section("Curves", curves(groups, metric)),
+        section("Who trained when", _timelines(groups)),
         section(f"All scores{where}", scores_table(groups, metric)),
         section(f"{metric}{where}: how clients spread", spread_table(groups, metric)),
         section(f"{metric} of each client{where}", clients_table(groups, metric)),
@@ -69,6 +71,12 @@ def _checked(groups: Sequence[Group]) -> str:
     """A line for each run whose server was checked."""
     runs = [run for group in groups for run in group.runs if run.trust]
     return "".join(f"<p>{escape(run.name)}: {escape(checked(run.trust))}</p>" for run in runs)
+
+
+def _timelines(groups: Sequence[Group]) -> str:
+    """A picture of each run whose rounds wait for nobody."""
+    runs = [run for group in groups for run in group.runs]
+    return "".join(f"<h3>{escape(run.name)}</h3>{picture}" for run in runs if (picture := timeline(run)))
 
 
 def _apart(groups: Sequence[Group]) -> str:

@@ -127,6 +127,17 @@ def test_a_synchronous_round_of_the_same_durations_takes_its_slowest() -> None:
     assert total == pytest.approx(35.3, rel=0.1)
 
 
+def test_rounds_that_wait_take_their_slowest() -> None:
+    plan = by_table(buffer=3, concurrent=3, waits=True, versions=4)
+    assert [sorted(job.client for job in plan.buffer(b)) for b in range(4)] == [
+        ["a", "b", "c"], ["a", "b", "d"], ["a", "b", "c"], ["a", "b", "d"],
+    ]  # fmt: skip
+    assert [instant // US for instant in plan.instants] == [5, 12, 17, 24] and plan.max_staleness == 0
+    free = drawn(40, 40, buffer=5, concurrent=10)
+    waiting = drawn(40, 20, buffer=10, concurrent=10, waits=True)
+    assert waiting.instants[-1] > 1.8 * free.instants[-1] and {job.staleness for job in waiting.jobs} == {0}
+
+
 @pytest.mark.parametrize(("buffer", "concurrent", "most"), [(1, 10, None), (3, 7, None), (10, 10, None), (2, 8, 1)])
 def test_versions_that_are_needed_are_few(buffer: int, concurrent: int, most: int | None) -> None:
     plan = drawn(20, 60 // buffer, buffer=buffer, concurrent=concurrent, max_staleness=most)

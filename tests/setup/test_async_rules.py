@@ -151,6 +151,7 @@ def test_sums_with_weights_of_each_client_alone_are_taken(algorithm: Algorithm, 
         ("{buffer: 0, concurrent: 3}", "async.buffer is 0 .* but should be an integer at least 1"),
         ("{concurrent: 3}", "async.buffer is not given"),
         ("{buffer: 2, concurrent: 3, towards: model}", "async.towards is model but async.buffer is 2"),
+        ("{buffer: 2, concurrent: 3, waits: true}", "async.waits is true but async.buffer is 2 and async.concurrent 3"),
         ("{buffer: 1, concurrent: 3, max_staleness: -1}", "async.max_staleness is -1 .* at least 0"),
         (
             "{buffer: 1, concurrent: 3, staleness: {kind: old}}",

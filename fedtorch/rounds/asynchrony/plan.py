@@ -157,6 +157,8 @@ class _Planner:
         return AsyncPlan(tuple(self._jobs), self._settings.buffer, versions, tuple(self._instants[:versions]))
 
     def _start_all(self, now: int) -> None:
+        if self._settings.waits and self._running:
+            return
         while len(self._running) < self._settings.concurrent:
             place = self._next()
             self._idle.pop(bisect_left(self._idle, place))
