@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fedtorch.comm.job.arrivals import Arrivals
+from fedtorch.comm.job.event_log import EventLog
 from fedtorch.comm.job.faults import Faults
 from fedtorch.comm.job.store import JobMember
 from fedtorch.comm.job.witness import Witness
@@ -91,6 +92,8 @@ class Communicator(ABC):
     """None but in tests."""
     arrivals: Arrivals
     """How many clients of a round are done."""
+    events: EventLog
+    """Who is done with which job, where rounds wait for nobody."""
     vector: ServerVector
     """Where the server's vectors are."""
     memory: UpdateMemory
@@ -108,6 +111,7 @@ class Communicator(ABC):
     def __init__(self, names: Sequence[str]) -> None:
         self.names, self.num_clients = Names.of(names), len(names)
         self.meter, self.arrivals, self.vector = Meter(), Arrivals(), ServerVector()
+        self.events = EventLog()
         self.memory = UpdateMemory(lambda: False)
         self.faults = Faults.from_environ(os.environ)
 

@@ -20,6 +20,7 @@ from fedtorch.comm import mail
 from fedtorch.comm.base import Answer, Communicator, Met, nothing
 from fedtorch.comm.job.addresses import bind, check_master
 from fedtorch.comm.job.arrivals import SharedArrivals
+from fedtorch.comm.job.event_log import SharedEventLog
 from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.liveness import Liveness
 from fedtorch.comm.job.parties import Identity
@@ -72,6 +73,7 @@ class DistributedCommunicator(Communicator):
         super().__init__(names)
         store, self.rank, self.size = member.store, member.rank, member.size
         self._store, self._options, self.arrivals = store, options, SharedArrivals(store)
+        self.events = SharedEventLog(store)
         self.staging, self._groups, self._failures, self._is_closed, self._recovers = None, 0, 0, False, False
         self._transcript = Transcript.of(store, self.rank)
         beats, limit_s = copy.copy(store), store.timeout_s  # good before and after the parties have signed that

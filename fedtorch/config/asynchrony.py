@@ -101,10 +101,18 @@ class DurationConfig:
 class ClockConfig:
     """`async.clock`: what decides who is done first."""
 
-    kind: Literal["virtual"] = "virtual"
-    """virtual: durations that are drawn before anything is trained, so that who trains when is known then."""
+    kind: Literal["virtual", "real"] = "virtual"
+    """virtual: durations that are drawn before anything is trained, so that who trains when is known then; real: who is
+    done first, which RUN/arrivals.jsonl then has."""
     duration: Annotated[DurationConfig, Named("half_normal", keys=("kind",))] = DurationConfig()
-    """Of one client's training."""
+    """Of one client's training, by the virtual clock."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "real" and self.duration != DurationConfig():
+            raise ConfigError(
+                "async.clock.duration is set but async.clock.kind is real, where trainings take as long as they take; "
+                "remove async.clock.duration"
+            )
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,9 @@ class AsyncConfig:
     the same clock; with `buffer` as large as `concurrent`."""
     clock: ClockConfig = ClockConfig()
     """When clients are done."""
+    replay: str | None = None
+    """A run's folder or its arrivals.jsonl, of a run by the real clock: clients arrive as they did there, whatever the
+    clocks say, so that the result has the same bits."""
 
     def __post_init__(self) -> None:
         if self.buffer > self.concurrent:
@@ -145,6 +156,10 @@ class AsyncConfig:
             raise ConfigError(
                 f"async.waits is true but async.buffer is {self.buffer} and async.concurrent {self.concurrent}, so "
                 f"that no step would come; set async.buffer to {self.concurrent}"
+            )
+        if self.waits and (self.clock.kind == "real" or self.replay is not None):
+            raise ConfigError(
+                "async.waits is true but async.clock.kind is real or async.replay is set; remove async.waits"
             )
         if self.towards == "model" and self.buffer != 1:
             raise ConfigError(

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -110,15 +110,26 @@ class ClientStore:
             _remove(path)
         self._spilled[True].clear()
 
-    def adopt(self, staged: str, client: str) -> None:
-        """Make what was staged under that name, if anything was, the current state of `client`; the rest stays."""
+    def adopt(self, staged: str, client: str, keep: Collection[str] = ()) -> None:
+        """Make what was staged under that name, if anything was, the current state of `client`; the rest stays.
+
+        keep: entries that stay as they are in the current state, also where it has none.
+        """
         state = self._drop(self._staged, staged)
         if state is None and (path := self._spilled[True].pop(staged, None)):
             state = _read(path)
             _remove(path)
         if state is not None:
+            if keep:
+                state = _with_entries(state, self.get(client), keep)
             self._keep(client, state, staged=False)
             self._dirty.add(client)
+
+    def unstage(self, name: str) -> None:
+        """Forget what was staged under that name, if anything was."""
+        self._drop(self._staged, name)
+        if path := self._spilled[True].pop(name, None):
+            _remove(path)
 
     def staged(self, name: str) -> ClientState | None:
         """A copy of what was staged under that name, as `get`; None: nothing was."""
@@ -179,6 +190,15 @@ class ClientStore:
         save_file(unshared(state.tensors), path)
         path.with_suffix(".json").write_text(json.dumps(state.numbers))
         return path
+
+
+def _with_entries(state: ClientState, other: ClientState, names: Collection[str]) -> ClientState:
+    """The state with the entries of these names as `other` has them."""
+    tensors = {name: tensor for name, tensor in state.tensors.items() if name not in names}
+    numbers = {name: number for name, number in state.numbers.items() if name not in names}
+    tensors |= {name: tensor for name, tensor in other.tensors.items() if name in names}
+    numbers |= {name: number for name, number in other.numbers.items() if name in names}
+    return ClientState(tensors, numbers)
 
 
 def _read(path: Path) -> ClientState:

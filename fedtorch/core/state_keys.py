@@ -118,6 +118,11 @@ CLIP = "privacy/clip"
 NOISE_KEY = "privacy/key_check"
 """40 bits of a check of the key that noise was drawn with"""
 
+OF_BEST = frozenset(
+    {BEST_WEIGHTS, BEST_PRIVATE, BEST_IS_RECEIVED, BEST_ROUND, BEST_SCORE, BEST_LOSS, WITHOUT_GAIN, STOPPED}
+)
+"""what an evaluation leaves in the state of a client, also of one that has never trained"""
+
 DECIDING = (STOPPED, EVALUATED, SERVER_TRAINED, BEST_ROUND)
 """what decides about the round loop, so that every rank knows it"""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedtorch.rounds.asynchrony.arrivals_file import NAME
 from fedtorch.rounds.asynchrony.durations import US_PER_S
 from fedtorch.rounds.asynchrony.plan import AsyncPlan
 from fedtorch.rounds.asynchrony.schedule import Workers, busy_share
@@ -19,6 +20,11 @@ def describe_plan(built: BuiltRun) -> str:
     if built.jobs is None or not built.config.rounds:
         return ""
     plan, settings = built.jobs.plan, built.jobs.settings
+    if built.jobs.federation is not None:
+        return (
+            f"asynchronous rounds: {built.config.rounds} versions of {settings.buffer} updates, {settings.concurrent} "
+            f"clients at a time, by the real clock: who trains when is known afterwards, from {NAME}"
+        )
     stale = [job.staleness for version in range(plan.versions) for job in plan.buffer(version)]
     dropped = sum(job.number is None for version in range(plan.versions) for job in plan.arrivals(version))
     late = f", {dropped} dropped" if settings.max_staleness is not None else ""

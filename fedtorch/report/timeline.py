@@ -100,7 +100,7 @@ def write_timeline(run: Run, out: Path) -> list[Path]:
 
 def versions(run: Run) -> dict[int, float]:
     """Round -> second of the virtual clock at which its version was made, in asynchronous rounds."""
-    found = {record["round"]: (record.get("extra") or {}).get("async/virtual_s") for record in run.of_kind("round")}
+    found = {record["round"]: (record.get("extra") or {}).get("async/clock_s") for record in run.of_kind("round")}
     return {round: second for round, second in found.items() if second is not None}
 
 

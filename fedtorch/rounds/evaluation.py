@@ -242,4 +242,4 @@ class Evaluation:
 
     def _commit(self, name: str, state: ClientState) -> None:
         self.context.store.stage(name, state)
-        self.context.store.commit([name])
+        self.context.store.adopt(name, name)  # what else is staged waits for its buffer

@@ -29,11 +29,6 @@ Flat = dict[str, tuple[Layout, tuple[int, ...]]]
 _COUNTS = {keys.WITHOUT_GAIN, keys.VOID_ROUNDS, keys.SERVER_STEPS, keys.FAILED_SAVES}
 _ROUNDS = {keys.BEST_ROUND, keys.EVALUATED, keys.SERVER_TRAINED, keys.VOID_ROUNDS, keys.TRAINED_ROUND}
 _MARKS = {keys.STOPPED, keys.BEST_IS_RECEIVED, keys.NOT_EVALUATED}
-_OF_BEST = {
-    keys.BEST_WEIGHTS, keys.BEST_PRIVATE, keys.BEST_IS_RECEIVED, keys.BEST_ROUND, keys.BEST_SCORE, keys.BEST_LOSS,
-    keys.WITHOUT_GAIN, keys.STOPPED,
-}  # fmt: skip
-"""Keys that an evaluation leaves in the state of a client, also of one that has never trained."""
 _TRAIN = "train"  # the purpose that every rule of the package trains for
 _OF_PURPOSES = ("cursor", "epoch", "steps")
 
@@ -113,7 +108,7 @@ def _needed_by_client(context: RoundContext, name: str, state: ClientState) -> I
             yield keys.BEST_PRIVATE
     if keys.TRAINED_ROUND in numbers:
         yield keys.TRAINED
-    if not any(key not in _OF_BEST for key in (*state.tensors, *numbers)) and (state.tensors or numbers):
+    if not any(key not in keys.OF_BEST for key in (*state.tensors, *numbers)) and (state.tensors or numbers):
         return  # evaluated, and never drawn
     if engine.private.size:
         yield keys.PRIVATE

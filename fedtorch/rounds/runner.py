@@ -18,7 +18,7 @@ from fedtorch.core.state_keys import EVALUATED, SERVER_TRAINED
 from fedtorch.core.update import Report
 from fedtorch.rounds import replicas
 from fedtorch.rounds.aggregation import Decision, apply_verdict, exchange, gather, steps
-from fedtorch.rounds.asynchrony.training import trainer_for
+from fedtorch.rounds.asynchrony.trainers import trainer_for
 from fedtorch.rounds.checkpointing import Saving, digest, restore
 from fedtorch.rounds.cohort import release
 from fedtorch.rounds.components import RunComponents

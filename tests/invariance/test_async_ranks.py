@@ -39,7 +39,10 @@ SLOW = ClockConfig(duration=DurationConfig(kind="table", seconds={**dict.fromkey
 CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "fedavg": (FedAvg(), {"eval": EvalConfig(every=2)}),
     "adam": (FedAvg(weights="equal"), {"server": ServerConfig(optimizer="adam", lr=0.1)}),
-    "private_head": (FedAvg(), {"client": ADAM, "partition": PartitionConfig(private=("head",))}),
+    "private_head": (
+        FedAvg(),
+        {"client": ADAM, "partition": PartitionConfig(private=("head",)), "eval": EvalConfig(every=1)},
+    ),
     "ditto": (Ditto(lam=0.5), {"client": ADAM, "asynchrony": replace(ASYNC, buffer=5)}),
     "fedasync": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, towards="model", clock=SLOW), "rounds": 12}),
     "late": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, max_staleness=2, clock=SLOW), "rounds": 12}),

@@ -50,6 +50,12 @@ def test_what_is_dropped_is_counted(tmp_path: Path) -> None:
     assert "the last version after 20.0 s" in text and "1 at most, 2 dropped" in text
 
 
+def test_by_the_real_clock_there_is_no_plan(tmp_path: Path) -> None:
+    text = describe_plan(built(tmp_path, asynchrony=replace(BY_TABLE, clock=ClockConfig(kind="real"))))
+    assert text.startswith("asynchronous rounds: 6 versions of 2 updates, 3 clients at a time, by the real clock")
+    assert text.endswith("from arrivals.jsonl") and "\n" not in text
+
+
 @pytest.mark.parametrize("changes", [{"asynchrony": None}, {"rounds": 0}])
 def test_where_there_is_no_plan_nothing_is_said(changes: dict[str, Any], tmp_path: Path) -> None:
     assert describe_plan(built(tmp_path, **changes)) == ""

@@ -24,7 +24,7 @@ def version(round: int, second: float, loss: float, score: float | None) -> list
     total = {"bytes_up": 100 * round, "bytes_down": 1000 * round}
     return [
         {"kind": "eval_total", "label": "training", "round": round, "metrics": metrics},
-        {"kind": "round", "round": round, "extra": {"async/virtual_s": second}, "total": total},
+        {"kind": "round", "round": round, "extra": {"async/clock_s": second}, "total": total},
     ]
 
 

@@ -10,7 +10,9 @@ from fedtorch.config.asynchrony import AsyncConfig
 from fedtorch.config.schema import Config
 from fedtorch.core.client import Client
 from fedtorch.core.clients import Clients
+from fedtorch.rounds.asynchrony.arrivals_file import replayed_plan
 from fedtorch.rounds.asynchrony.durations import durations
+from fedtorch.rounds.asynchrony.federation import Federation
 from fedtorch.rounds.asynchrony.plan import AsyncPlan, Job, make_plan
 from fedtorch.train.settings import ClientConfig
 
@@ -25,6 +27,8 @@ class Jobs:
     """who trains when, from which version"""
     head: str
     """how the names begin; no client's name begins so"""
+    federation: Federation | None = None
+    """by the real clock: who trains and has arrived so far; there is no plan then"""
     _open: dict[str, Job] = field(default_factory=dict)
     """job's name -> job, of the buffer that closes next"""
 
@@ -39,16 +43,24 @@ class Jobs:
             return None
         names = [*clients.names()]
         rows = {client.name: float(_rows(config.client_for(client.name), client)) for client in clients}
-        duration = durations(config.asynchrony.clock.duration, config.run.seed, rows)
-        plan = make_plan(config.asynchrony, names, duration, versions=config.rounds, run_seed=config.run.seed)
+        settings, seed = config.asynchrony, config.run.seed
         head = "job "
         while any(name.startswith(head) for name in names):
             head = f"_{head}"
-        return cls(config.asynchrony, plan, head)
+        if settings.replay is not None:
+            return cls(settings, replayed_plan(settings, names, versions=config.rounds, run_seed=seed), head)
+        if settings.clock.kind == "real":
+            return LiveJobs(settings, AsyncPlan((), settings.buffer, 0, ()), head, Federation(settings, names, seed))
+        duration = durations(settings.clock.duration, seed, rows)
+        return cls(settings, make_plan(settings, names, duration, versions=config.rounds, run_seed=seed), head)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names for all jobs that are under way at a time: the number of an arrival modulo how many these are."""
+        return self._of_plan
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Names for all jobs that are under way at a time: the number of an arrival modulo how many these are."""
+    def _of_plan(self) -> tuple[str, ...]:
         return tuple(f"{self.head}{number}" for number in range(self.settings.buffer * (self.plan.max_staleness + 1)))
 
     def name(self, job: Job) -> str:
@@ -74,6 +86,40 @@ class Jobs:
     def patience(self) -> int:
         """How many buffers without an update are as many arrivals as all places of a synchronous round."""
         return -(-self.settings.concurrent // self.settings.buffer)
+
+
+@dataclass(frozen=True)
+class LiveJobs(Jobs):
+    """The jobs of a run by the real clock, of which nothing is known before they arrive."""
+
+    federation: Federation
+    """who trains and has arrived so far"""
+    _names: list[str] = field(default_factory=list)
+    """see `make_names`"""
+
+    def make_names(self, done: int) -> None:
+        """Make as many names as jobs can be under way at a time, once what was recorded is known.
+
+        done: versions that were made.
+        """
+        recorded = max(0, self.federation.numbers - done * self.settings.buffer)
+        most = 2 * (self.settings.buffer + self.settings.concurrent) + recorded
+        self._names[:] = [f"{self.head}{number}" for number in range(most)]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names for all jobs that are under way at a time."""
+        return self._names
+
+    def name(self, job: Job) -> str:
+        """The name of a job until its buffer closes."""
+        return self._names[self.federation.slots[job.start]]
+
+    def open(self, version: int) -> Sequence[Job]:
+        """As for a plan."""
+        self._open.clear()
+        self._open.update({self.name(job): job for job in self.federation.buffer(version)})
+        return self.federation.buffer(version)
 
 
 def _rows(hp: ClientConfig, client: Client) -> int:

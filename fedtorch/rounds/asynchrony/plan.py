@@ -39,6 +39,8 @@ class Job:
     """the version at its arrival, which is the buffer that it enters; of one that is dropped the one it came in"""
     number: int | None
     """its number among the arrivals that count; None: it came too late and is dropped"""
+    void: str = ""
+    """status with which it is recorded to have failed; empty: it trains"""
 
     @property
     def staleness(self) -> int:
@@ -77,6 +79,10 @@ class AsyncPlan:
     @cached_property
     def _buffers(self) -> list[list[Job]]:
         return [[job for job in arrived if job.number is not None] for arrived in self._arrivals]
+
+    def instant(self, version: int) -> int:
+        """When the version after this one is made, microseconds."""
+        return self.instants[version]
 
     def buffer(self, number: int) -> Sequence[Job]:
         """The jobs of one buffer, in the order of their numbers."""

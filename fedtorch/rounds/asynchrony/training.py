@@ -12,12 +12,13 @@ import torch
 
 from fedtorch.core.client import Client, ClientState
 from fedtorch.core.errors import CheckpointError
-from fedtorch.core.state_keys import PLAN
+from fedtorch.core.state_keys import OF_BEST, PLAN
 from fedtorch.core.update import Report
 from fedtorch.rounds.aggregation import Decision, reports_for_log
 from fedtorch.rounds.asynchrony.durations import US_PER_S
+from fedtorch.rounds.asynchrony.federation import Federation
 from fedtorch.rounds.asynchrony.jobs import Jobs
-from fedtorch.rounds.asynchrony.plan import Job
+from fedtorch.rounds.asynchrony.plan import AsyncPlan, Job
 from fedtorch.rounds.asynchrony.schedule import Rank, Wave, Workers, by_buffer, waves
 from fedtorch.rounds.asynchrony.weighing import StalenessWeighing
 from fedtorch.rounds.context import RoundContext
@@ -25,11 +26,6 @@ from fedtorch.rounds.local_training import ClientTrainer, Told
 from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.placement import costs
 from fedtorch.train.settings import ClientConfig
-
-
-def trainer_for(context: RoundContext) -> ClientTrainer:
-    """Make what trains clients on this rank: cohorts, or the jobs of a plan."""
-    return ClientTrainer(context) if context.jobs is None else JobTrainer(context, context.jobs)
 
 
 class JobTrainer(ClientTrainer):
@@ -46,6 +42,7 @@ class JobTrainer(ClientTrainer):
     def __init__(self, context: RoundContext, jobs: Jobs) -> None:
         super().__init__(context)
         self.jobs, self.plan = jobs, jobs.plan
+        self.known: AsyncPlan | Federation = jobs.plan
         context.comm.name_jobs(jobs.names)
         self._waves: list[Wave] = []
         self._first = 0  # rounds done before the first wave
@@ -82,12 +79,11 @@ class JobTrainer(ClientTrainer):
 
     def train_cohort(self) -> list[Report]:
         """Train this worker's share of the wave; the reports of its jobs in the buffer that closes now."""
-        context, clients = self.context, self.context.components.clients
+        context = self.context
         buffer = self.jobs.open(context.round)
         self.drawn = []
         for job in buffer:
-            client = clients.named(job.client)
-            assert client is not None
+            client = self._client(job)
             self.drawn.append((Client(self.jobs.name(job), client.index, client.sizes), 1))
         self._keep_version()
         try:
@@ -102,14 +98,13 @@ class JobTrainer(ClientTrainer):
     def settle(self, accepted: Sequence[Report]) -> None:
         """The buffer is closed: the states of its jobs count where training went well; its updates go."""
         context = self.context
-        names = {self.jobs.name(job): job for job in self.plan.buffer(context.round)}
+        names = {self.jobs.name(job): job for job in self.known.buffer(context.round)}
         for name, job in names.items():
-            context.store.adopt(name, job.client)
+            context.store.adopt(name, job.client, keep=OF_BEST)  # of evaluations since it trained
             self._reports.pop(name, None)
         context.updates.clear(names)
         following = context.round + 1
-        if context.comm.is_server:
-            context.server.numbers[PLAN] = self._check_number(following)
+        self._note_plan(following)
         context.versions.keep_only([v for v in context.versions.held() if self._needs(v, following)])
 
     def told(self, decision: Decision) -> Told:
@@ -123,13 +118,13 @@ class JobTrainer(ClientTrainer):
             weights[client] = weights.get(client, 0.0) + weight
         reports = [replace(report, client=self.jobs.client_of(name)) for name, report in of_jobs.items()]
         round = self.context.round
-        arrivals = [self._arrival(job, of_jobs, decision) for job in self.plan.arrivals(round)]
-        stale = [job.staleness for job in self.plan.buffer(round)]
+        arrivals = [self._arrival(job, of_jobs, decision) for job in self.known.arrivals(round)]
+        stale = [job.staleness for job in self.known.buffer(round)]
         figures = {
-            "async/virtual_s": self.plan.instants[round] / US_PER_S,
+            "async/clock_s": self.known.instant(round) / US_PER_S,
             "async/staleness_mean": sum(stale) / len(stale),
             "async/staleness_max": float(max(stale)),
-            "async/versions": float(len(self.plan.live(round))),
+            "async/versions": float(len(self.known.live(round))),
         }
         return Told(reports, weights, figures, arrivals)
 
@@ -142,12 +137,19 @@ class JobTrainer(ClientTrainer):
 
     def _train_job(self, job: Job) -> None:
         """Train a job from its version; its report waits."""
+        client = self._client(job)
+        self._job = job
+        if job.void:
+            report = Report(client.name, status=job.void)
+        else:
+            with self._received(job):
+                report = self._train_or_retry(client)
+        self._reports[self.jobs.name(job)] = replace(report, client=self.jobs.name(job))
+
+    def _client(self, job: Job) -> Client:
         client = self.context.components.clients.named(job.client)
         assert client is not None
-        self._job = job
-        with self._received(job):
-            report = self._train_or_retry(client)
-        self._reports[self.jobs.name(job)] = replace(report, client=self.jobs.name(job))
+        return client
 
     @contextmanager
     def _received(self, job: Job) -> Iterator[None]:
@@ -169,12 +171,16 @@ class JobTrainer(ClientTrainer):
     def _state(self, client: str) -> ClientState:
         """State that its last job left that went well, where the buffer is open still; else what is committed."""
         assert self._job is not None
-        job = self._before.get(self._job.start)
+        job = self._former(self._job)
         while job is not None and job.buffer >= self.context.round:
             if (staged := self.context.store.staged(self.jobs.name(job))) is not None:
                 return staged
-            job = self._before.get(job.start)
+            job = self._former(job)
         return self.context.store.get(client)
+
+    def _former(self, job: Job) -> Job | None:
+        """The same client's job before it that is not dropped; None: there is none."""
+        return self._before.get(job.start)
 
     def _settings(self, client: str) -> ClientConfig:
         assert self._job is not None
@@ -215,6 +221,11 @@ class JobTrainer(ClientTrainer):
             context.members.retry_on_loss("versions", partial(context.comm.broadcast, flat))
             if not context.comm.is_server and self._needs(version, context.round):
                 context.versions.keep(version, flat)
+
+    def _note_plan(self, following: int) -> None:
+        """On the server: note for a checkpoint what the plan was so far. following: the next round."""
+        if self.context.comm.is_server:
+            self.context.server.numbers[PLAN] = self._check_number(following)
 
     def _check_plan(self) -> None:
         """Compare what the checkpoint says of the plan with this one.

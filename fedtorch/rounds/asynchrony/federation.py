@@ -1,0 +1,145 @@
+"""Asynchronous rounds by the real clock: what follows from the order in which clients were done.
+
+Who starts next, from which version, and which buffer an update enters are functions of the events so far, so every
+rank, and a run that goes on, comes to the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedtorch.config.asynchrony import AsyncConfig
+from fedtorch.core.seeds import seed_for
+from fedtorch.rounds.asynchrony.plan import Job
+
+
+@dataclass(frozen=True)
+class Event:
+    """A client is done."""
+
+    start: int
+    """number of its start"""
+    newest: int
+    """the newest version when it was done"""
+    status: str
+    """of its training: `ok`, `failed:...`, or `void:...`"""
+    started: int
+    """when its training began, microseconds of the run's clock"""
+    arrived: int
+    """when it was done"""
+
+
+class Federation:
+    """Who trains and who has arrived, after the events so far."""
+
+    def __init__(self, settings: AsyncConfig, names: Sequence[str], run_seed: int) -> None:
+        self.settings, self.names, self.run_seed = settings, names, run_seed
+        self._place = {name: place for place, name in enumerate(names)}
+        self._idle = list(range(len(names)))
+        self._visits, self._last_start = [0] * len(names), [-1] * len(names)
+        self.version, self.numbers, self._starts = 0, 0, 0
+        self.running: dict[int, Job] = {}
+        """start -> job that has not arrived; buffer and times are not known yet"""
+        self.jobs: list[Job] = []
+        """those that have, in the order of their arrivals"""
+        self.events: list[Event] = []
+        """that made them, in the same order"""
+        self.done = 0
+        """versions of which nothing is asked any more: the jobs of their buffers are over"""
+        self.slots: dict[int, int] = {}
+        """start -> number of the name that its job has until its buffer closes, the least that was free"""
+        self._free: list[int] = []  # a heap
+        self._made = 0  # slots so far
+        self._former: dict[int, Job] = {}  # start -> the client's job before it that has a number
+        self._last: dict[str, Job] = {}
+        self._start_all()
+
+    def apply(self, event: Event) -> Job:
+        """Take an event; the job that has arrived by it.
+
+        Raises:
+            KeyError: nobody has started so.
+            ValueError: the version is older than that of an event before.
+        """
+        if event.newest < self.version:
+            raise ValueError(f"its newest version is {event.newest}, after one of {self.version}")
+        while self.version < event.newest:
+            self.step()
+        begun = self.running.pop(event.start)
+        buffer = self.numbers // self.settings.buffer
+        most = self.settings.max_staleness
+        is_late = most is not None and buffer - begun.version > most
+        void = "" if event.status == "ok" else event.status
+        number = None if is_late else self.numbers
+        job = replace(begun, buffer=buffer, number=number, started=event.started, arrived=event.arrived, void=void)
+        self.jobs.append(job)
+        self.events.append(event)
+        insort(self._idle, self._place[job.client])
+        if number is not None:
+            self.numbers += 1
+            self._last[job.client] = job
+        if number is None or buffer < self.done:
+            self._release(event.start)
+        if not self.is_full(self.version):
+            self._start_all()
+        return job
+
+    def _release(self, start: int) -> None:
+        heapq.heappush(self._free, self.slots.pop(start))
+
+    def is_full(self, version: int) -> bool:
+        """Has the buffer that makes the version after this one all its arrivals?"""
+        return self.numbers >= (version + 1) * self.settings.buffer
+
+    def step(self) -> None:
+        """A version was made; clients start on the free places, and names of jobs that are over are free for them."""
+        self.version += 1
+        over = [job.start for job in self.jobs if job.buffer < min(self.version, self.done)]
+        for start in sorted(start for start in over if start in self.slots):
+            self._release(start)
+        if not self.is_full(self.version):
+            self._start_all()
+
+    def buffer(self, number: int) -> list[Job]:
+        """The jobs of one buffer so far, in the order of their numbers."""
+        return [job for job in self.arrivals(number) if job.number is not None]
+
+    def arrivals(self, version: int) -> list[Job]:
+        """Who has arrived for the buffer after this version; dropped ones too."""
+        return [job for job in self.jobs if job.buffer == version]
+
+    def instant(self, version: int) -> int:
+        """When the version after this one was made, microseconds."""
+        return max(job.arrived for job in self.buffer(version))
+
+    def live(self, version: int) -> list[int]:
+        """Versions that are needed when `version` is the newest, in order."""
+        older = {job.version for job in self.running.values()}
+        older |= {job.version for job in self.jobs if job.number is not None and job.buffer >= version}
+        return sorted({*(v for v in older if v < version), version})
+
+    def former(self, start: int) -> Job | None:
+        """The job of the same client before this start that has a number; None: there is none."""
+        return self._former.get(start)
+
+    def _start_all(self) -> None:
+        while len(self.running) < self.settings.concurrent:
+            place = self._next()
+            self._idle.pop(bisect_left(self._idle, place))
+            name = self.names[place]
+            if name in self._last:
+                self._former[self._starts] = self._last[name]
+            self.running[self._starts] = Job(self._starts, name, self._visits[place], self.version, 0, 0, 0, None)
+            self.slots[self._starts] = heapq.heappop(self._free) if self._free else self._made
+            self._made = max(self._made, self.slots[self._starts] + 1)
+            self._visits[place] += 1
+            self._last_start[place] = self._starts
+            self._starts += 1
+
+    def _next(self) -> int:
+        if self.settings.starts == "longest":
+            return min(self._idle, key=lambda place: (self._last_start[place], self.names[place]))
+        return self._idle[seed_for(self.run_seed, "start", self._starts) % len(self._idle)]

@@ -1,0 +1,167 @@
+"""Asynchronous rounds by the real clock: whoever is free takes the job that has waited longest."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import astuple
+from functools import partial
+
+import torch
+
+from fedtorch.core.client import Client
+from fedtorch.core.update import Report
+from fedtorch.rounds.asynchrony.arrivals_file import ArrivalsFile
+from fedtorch.rounds.asynchrony.federation import Event
+from fedtorch.rounds.asynchrony.jobs import LiveJobs
+from fedtorch.rounds.asynchrony.plan import Job
+from fedtorch.rounds.asynchrony.training import JobTrainer
+from fedtorch.rounds.context import RoundContext
+from fedtorch.rounds.membership import Stopped
+
+_POLL_S = 0.01  # between two looks at what others have done
+
+
+class LiveTrainer(JobTrainer):
+    """Trains jobs as they come; the order in which clients are done decides, and is written down.
+
+    All ranks read the same events and come to the same starts, numbers and buffers. A rank that is done announces its
+    job and takes the next; when a buffer has all its arrivals, ranks end the jobs that they train, which arrive for a
+    later buffer, and meet. A run that goes on takes the lines of arrivals.jsonl first: their jobs in open buffers are
+    trained again and arrive as they did, then the clock goes on.
+    """
+
+    jobs: LiveJobs
+
+    def __init__(self, context: RoundContext, jobs: LiveJobs) -> None:
+        super().__init__(context, jobs)
+        self.federation = self.known = jobs.federation
+        self._file = ArrivalsFile(context.config.folder, self.federation)
+        self._events = context.comm.events
+        self._recorded = 0  # events before this process
+        self._written = 0  # events that are in the file
+        self._taken: set[int] = set()  # starts that some rank trains, or has trained, as far as this one has asked
+        self._began_us = 0
+
+    def begin(self) -> None:
+        """Take what was recorded, and send the older versions that jobs start from.
+
+        Raises:
+            CheckpointError: the file of arrivals is missing, or not of this run.
+        """
+        context = self.context
+        self.federation.done = context.round
+        self._events.begin()
+        if context.comm.is_server:
+            if context.round:
+                for event in self._file.take_up():
+                    self._events.add(json.dumps(astuple(event)))
+            else:
+                self._file.begin()
+        context.members.barrier("arrivals", may_stop=False)
+        self._sync()
+        self._recorded = self._written = len(self.federation.events)
+        self._taken = {job.start for job in self.federation.jobs if job.number is None or job.buffer < context.round}
+        last = max((event.arrived for event in self.federation.events), default=0)
+        self._began_us = last - time.monotonic_ns() // 1000
+        self.jobs.make_names(context.round)
+        context.comm.name_jobs(self.jobs.names)
+        self._share_versions()
+
+    def train_cohort(self) -> list[Report]:
+        """Train jobs until the buffer that closes now has all its arrivals; the reports of this rank's jobs in it."""
+        context, federation, round = self.context, self.federation, self.context.round
+        federation.done = round  # before others' events of this round, so that names are the same on all ranks
+        self._sync()
+        while federation.version < round:
+            federation.step()
+        try:
+            self._train_until_full()
+        except Stopped:
+            self.drawn = []
+            return []  # all ranks must come to the same meeting, which then stops them together
+        if context.comm.is_server:
+            new = slice(self._written, len(federation.events))
+            self._file.append(list(zip(federation.jobs[new], federation.events[new], strict=True)))
+            self._written = len(federation.events)
+        buffer = self.jobs.open(round)
+        self.drawn = []
+        for job in buffer:
+            client = self._client(job)
+            self.drawn.append((Client(self.jobs.name(job), client.index, client.sizes), 1))
+        if round in federation.live(round + 1):
+            context.versions.keep(round, context.vectors.flat)
+        return [self._reports[name] for job in buffer if (name := self.jobs.name(job)) in self._reports]
+
+    def _train_until_full(self) -> None:
+        context, round = self.context, self.context.round
+        while True:
+            self._sync()
+            if (job := next(self._mine(), None)) is not None:
+                self._train_and_announce(job)
+            elif self.federation.is_full(round):
+                return
+            else:
+                context.comm.heartbeat(phase="train", round=round)
+                if context.role.is_stopped():
+                    raise Stopped
+                time.sleep(_POLL_S)
+
+    def _mine(self) -> Iterator[Job]:
+        """Jobs that are this rank's from now on: recorded ones of the buffer that closes now, then who has waited."""
+        federation, round = self.federation, self.context.round
+        recorded = [job for job in federation.jobs[: self._recorded] if job.number is not None and job.buffer == round]
+        running = [] if federation.is_full(round) else sorted(federation.running.values(), key=lambda job: job.start)
+        for job in (*recorded, *(job for job in running if job.version <= round)):
+            if job.start not in self._taken and self._may_train(job):
+                self._taken.add(job.start)
+                if self._events.claim(job.start):
+                    yield job
+
+    def _may_train(self, job: Job) -> bool:
+        components = self.context.components
+        if self.context.has_homes:
+            return self.context.role.hosts(components.placement.homes[job.client])
+        return components.topology.worker_of(self.context.comm.rank) is not None
+
+    def _train_and_announce(self, job: Job) -> None:
+        started = self._now_us()
+        self._train_job(job)
+        if job.number is not None:
+            return  # it has arrived before
+        report = self._reports[name := self.jobs.name(job)]
+        event = Event(job.start, self.context.round, report.status, started, max(self._now_us(), started + 1))
+        self._events.add(json.dumps(astuple(event)))
+        self._sync()
+        if not any(known.start == job.start and known.number is not None for known in self.federation.jobs):
+            del self._reports[name]
+            self.context.updates.clear([name])
+            self.context.store.unstage(name)
+
+    def _sync(self) -> None:
+        """Take the events that are new."""
+        for text in self._events.read()[len(self.federation.events) :]:
+            self.federation.apply(Event(*json.loads(text)))
+
+    def _now_us(self) -> int:
+        return self._began_us + time.monotonic_ns() // 1000
+
+    def _former(self, job: Job) -> Job | None:
+        return self.federation.former(job.start)
+
+    def _needs(self, version: int, following: int) -> bool:
+        return version in self.federation.live(following)
+
+    def _note_plan(self, following: int) -> None:
+        """Nothing: the file of arrivals is checked line by line."""
+
+    def _share_versions(self) -> None:
+        """After a restore: the server's older versions to all ranks, for nobody knows who will train what."""
+        context = self.context
+        for version in self.federation.live(context.round)[:-1]:
+            flat = context.versions.get(version) if context.comm.is_server else torch.zeros_like(context.vectors.flat)
+            context.members.barrier("versions", may_stop=False)
+            context.members.retry_on_loss("versions", partial(context.comm.broadcast, flat))
+            if not context.comm.is_server:
+                context.versions.keep(version, flat)
