@@ -140,7 +140,7 @@ class AsyncConfig:
     waits: bool = False
     """true: nobody starts before the step, so that rounds are synchronous and take as long as their slowest client, by
     the same clock; with `buffer` as large as `concurrent`."""
-    clock: ClockConfig = ClockConfig()
+    clock: Annotated[ClockConfig, Named("virtual", keys=("kind",))] = ClockConfig()
     """When clients are done."""
     replay: str | None = None
     """A run's folder or its arrivals.jsonl, of a run by the real clock: clients arrive as they did there, whatever the

@@ -213,6 +213,10 @@ def test_the_section_is_read_and_written() -> None:
     assert hinge is not None and hinge.staleness == StalenessConfig("hinge", b=2)
     drawn = load(["smoke/fedavg", "features/async"], ["async.clock.duration={kind: rows, per_row: 2}"]).asynchrony
     assert drawn is not None and drawn.clock.duration == DurationConfig("rows", per_row=2.0)
+    real = load(["smoke/fedavg", "features/async"], ["async.clock.kind=real"]).asynchrony
+    assert real is not None and real.clock == ClockConfig(kind="real")
+    with pytest.raises(ConfigError, match="async.clock.duration is set but async.clock.kind is real"):
+        load(["smoke/fedavg", "features/async"], ["async.clock={kind: real, duration: {sd: 2}}"])
     with pytest.raises(ConfigError, match="unknown key `asynchrony`"):
         load("smoke/fedavg", ["asynchrony=null"])
 

@@ -179,7 +179,7 @@ class JobTrainer(ClientTrainer):
         return self.context.store.get(client)
 
     def _former(self, job: Job) -> Job | None:
-        """The same client's job before it that is not dropped; None: there is none."""
+        """Find the same client's job before it that is not dropped; None: there is none."""
         return self._before.get(job.start)
 
     def _settings(self, client: str) -> ClientConfig:
