@@ -110,8 +110,12 @@ def exact_sum(updates: Any, exponent: int, clip: float, masking: Masking | None)
 class PublicSum(Mechanism):
     """The mechanism of `system.sum_scale: public`, and of `privacy.secure_sum` without noise."""
 
-    def __init__(self, clip: float, num_clients: int, masking: Masking | None = None) -> None:
-        """num_clients: of the run. masking: None: the server sees the updates."""
+    def __init__(self, clip: float, num_clients: int, masking: Masking | None = None, *, is_mean: bool = True) -> None:
+        """num_clients: of the run. masking: None: the server sees the updates.
+
+        is_mean: do all updates weigh the same? Else the loop weighs them, at the same scale.
+        """
+        self._is_mean = is_mean
         self.clip, self.exponent, self.masking = clip, exponent_of(clip, num_clients), masking
         self.shows_losses, self.public_exponent = masking is None, self.exponent
 
@@ -132,7 +136,9 @@ class PublicSum(Mechanism):
         return replace(kept, examples=report.examples)
 
     def combine(self, updates: Any, otherwise: Callable[[Any], Tensor]) -> Tensor:
-        """Mean with equal weights at the public scale, whatever the algorithm's are."""
+        """Mean with equal weights at the public scale, whatever the algorithm's are; or as the loop weighs them."""
+        if not self._is_mean:
+            return otherwise(updates)
         total = exact_sum(updates, self.exponent, self.clip, self.masking)
         return self.step_of(total, self.exponent, len(updates.reports), updates.sum_dtype)
 

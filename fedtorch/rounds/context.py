@@ -26,7 +26,7 @@ from fedtorch.rounds.asynchrony.weighing import StalenessWeighing
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.exchanged_vectors import ExchangedVectors, SentPlaces
 from fedtorch.rounds.membership import Membership, Progress
-from fedtorch.rounds.previous_scale import PreviousScale
+from fedtorch.rounds.previous_scale import PreviousScale, PublicScale
 from fedtorch.rounds.rank_role import RankRole
 from fedtorch.rounds.save_schedule import SaveSchedule
 from fedtorch.rounds.weighing import Weighing
@@ -139,6 +139,9 @@ class RoundContext:
     @cached_property
     def scale(self) -> PreviousScale | None:
         """Rule that fixes the scale of a round's sum before it; None: something else does."""
+        public = self.mechanism.public_exponent
+        if self.jobs is not None and public is not None:
+            return PublicScale(self.weighing, self.server, public)
         return PreviousScale(self.weighing, self.server) if self.config.system.sum_scale == "previous" else None
 
     @property

@@ -42,3 +42,25 @@ class PreviousScale:
             self._server.numbers.pop(SUM_EXPONENT, None)
         else:
             self._server.numbers[SUM_EXPONENT] = scale.exponent
+
+
+class PublicScale(PreviousScale):
+    """`system.sum_scale: public` where updates weigh by their age: one scale for the whole run."""
+
+    def __init__(self, weighing: Weighing, server: ServerState, exponent: int) -> None:
+        """exponent: of the mechanism, at whose scale clients have cut their updates."""
+        super().__init__(weighing, server)
+        self._exponent = exponent
+
+    @property
+    def exponent(self) -> int | None:
+        """Exponent of every round's scale."""
+        return self._exponent
+
+    def fix(self, updates: AcceptedUpdates) -> None:
+        """Make the round's sum at the scale, however small the updates are."""
+        reports, weighing = updates.reports, self._weighing
+        updates.fix_scale(self._exponent, weighing.own(reports), weighing.divisor(reports), always=True)
+
+    def learn(self, accepted: Sequence[Report]) -> None:
+        """Nothing."""

@@ -69,7 +69,8 @@ def make_plain(plan: Plan, *, is_server: bool, is_new: bool) -> Mechanism:
     if not is_public(plan):
         return Mechanism()
     masking = make_masking(plan, is_server=is_server, is_new=is_new)
-    return PublicSum(plan.config.privacy.first_clip, len(plan.clients), masking)
+    is_mean = plan.config.asynchrony is None  # else an update weighs by its age
+    return PublicSum(plan.config.privacy.first_clip, len(plan.clients), masking, is_mean=is_mean)
 
 
 def make_masking(plan: Plan, *, is_server: bool, is_new: bool = False, key: bytes = b"") -> Masking | None:

@@ -25,6 +25,7 @@ from fedtorch.config.schema import (
     Config,
     EvalConfig,
     PartitionConfig,
+    PrivacyConfig,
     ServerConfig,
     SystemConfig,
 )
@@ -162,6 +163,10 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "ditto": (Ditto(lam=0.5), {"client": ADAM}),
     "fedasync": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, towards="model")}),
     "twice": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=5), "client": ADAM}),
+    "public": (
+        FedAvg(weights="equal"),
+        {"system": SystemConfig(sum_scale="public"), "privacy": PrivacyConfig(clip=0.4), "client": ADAM},
+    ),
     "late": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, max_staleness=3), "client": ADAM}),
 }
 ROUNDS = 6
@@ -351,6 +356,15 @@ def test_the_first_buffer_is_summed_by_the_reports_and_the_next_at_a_known_scale
     runner.context.scale.fix = watched  # type: ignore[union-attr, method-assign]
     runner.run()
     assert fixed[0] is None and all(isinstance(each, int) for each in fixed[1:]) and len(fixed) == ROUNDS
+
+
+def test_a_public_scale_cuts_updates_and_weighs_them_by_age(tmp_path: Path) -> None:
+    """The table with a clip that nobody reaches: numbers are cut to steps of 2^-29, and nothing else differs."""
+    public = {"system": SystemConfig(sum_scale="public"), "privacy": PrivacyConfig(clip=8.0)}
+    expected = [0.75, 1.342830, 2.084473, 2.316817, 2.408409, 2.452109]
+    assert weights_by_version(tmp_path / "wide", **public) == pytest.approx(expected, abs=1e-6)
+    public["privacy"] = PrivacyConfig(clip=1.0)  # of targets 1 and 2 each counts 1: a step of ½
+    assert weights_by_version(tmp_path / "clipped", **public)[0] == pytest.approx(0.5, abs=1e-7)
 
 
 def test_models_are_evaluated_by_version(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fedtorch.core.places import Places
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.rounds.previous_scale import PreviousScale
+from fedtorch.rounds.weighing import Weighing
 
 PREVIOUS = SystemConfig(sum_scale="previous")
 
@@ -122,7 +123,7 @@ def test_parts_of_vectors_come_to_the_bits_of_whole_ones(tmp_path: Path) -> None
 
 def test_what_was_learned_stays_until_another_step_is_taken() -> None:
     server = ServerState({"weights": torch.zeros(1)})
-    scale = PreviousScale(FedAvg(), server)
+    scale = PreviousScale(Weighing(FedAvg()), server)
     assert scale.exponent is None
     scale.learn([Report("a", examples=4, max_abs=0.25)])
     assert scale.exponent == SumScale.of([4.0], [2.0]).exponent == server.numbers["sum/exponent"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.sums.checks import LimitCheck, SumCheck, claim_problem, norm_problem
-from fedtorch.comm.sums.reproducible import SumScale
+from fedtorch.comm.sums.reproducible import COARSEST, SumScale
 from fedtorch.comm.transport.windows import SUM_DTYPE
 from fedtorch.core.errors import RefusedUpdatesError
 from fedtorch.core.norms import is_finite, norm_and_max
@@ -61,19 +62,24 @@ class AcceptedUpdates(ABC):
         self.lengths = {report.client: local.length(report.client) for report in reports}
         self.sum_dtype, self.layout = local.sum_dtype, local.layout
         self._ahead: tuple[SumScale, list[float]] | None = None
+        self._coarsest = COARSEST
         self._checked: tuple[int, int, int] | None = None  # the sum that was given last, as it was then
 
     def __len__(self) -> int:
         return len(self.reports)
 
-    def fix_scale(self, exponent: int, own: Sequence[float], divisor: float | None = None) -> None:
+    def fix_scale(
+        self, exponent: int, own: Sequence[float], divisor: float | None = None, *, always: bool = False
+    ) -> None:
         """Take the weighted sum at a scale that was fixed before the updates were known, unless they do not fit it.
 
         own: of each report the number a_i of which the weights are made, a_i / Σ a_j. These enter the sum, and it is
         divided at the end. divisor: in place of Σ a_j. Where updates are too large for the scale, or so small that it
-        is too coarse for them, the sum is that of the reports' scale; so it is of other weights.
+        is too coarse for them, the sum is that of the reports' scale; so it is of other weights. always: not where it
+        is too coarse, as a public scale may be.
         """
         self._ahead = SumScale(exponent, math.fsum(own) if divisor is None else divisor), list(own)
+        self._coarsest = sys.maxsize if always else COARSEST
 
     def weighted_sum(self, weights: Sequence[float], *, max_norm: float | None = None) -> Tensor:
         """Σ weights_i Δ_i as a new CPU vector, shape (size,): the same bits for any packing of clients onto ranks.
@@ -133,7 +139,7 @@ class AcceptedUpdates(ABC):
         if self._ahead is not None and max_norm is None:
             scale, own = self._ahead
             if all(math.isclose(a, w * scale.divisor, rel_tol=1e-12) for a, w in zip(own, weights, strict=True)):
-                if scale.suits(own, largest):
+                if scale.suits(own, largest, self._coarsest):
                     return scale, own
                 log.info("round %d: the updates do not fit the scale of the round before", self.round + 1)
         return SumScale.of(weights, largest), weights

@@ -81,12 +81,15 @@ class SumScale:
         except ValueError:
             return None
 
-    def suits(self, weights: Sequence[float], max_abs: Sequence[float]) -> bool:
-        """Is the sum of these below 2^53 for sure, and is the scale fine enough for them? So it is for zeros alone."""
+    def suits(self, weights: Sequence[float], max_abs: Sequence[float], coarsest: int = COARSEST) -> bool:
+        """Is the sum of these below 2^53 for sure, and is the scale fine enough for them? So it is for zeros alone.
+
+        coarsest: bits by which it may be coarser than it need be.
+        """
         if not _has_products(weights, max_abs):
             return True
         try:
-            return 0 <= SumScale.of(weights, max_abs).exponent - self.exponent <= COARSEST
+            return 0 <= SumScale.of(weights, max_abs).exponent - self.exponent <= coarsest
         except ValueError:
             return False
 

@@ -27,8 +27,8 @@ def a_server_adds_up(plan: Plan) -> None:
 
 def the_scale_is_known_before_all_are_done(plan: Plan) -> None:
     """Refuse a sum whose scale waits for the reports of all."""
-    if (scale := plan.config.system.sum_scale) != "previous":
-        raise ConfigError(f"{WHY}system.sum_scale is {scale}; set system.sum_scale to previous")
+    if (scale := plan.config.system.sum_scale) == "reports":
+        raise ConfigError(f"{WHY}system.sum_scale is {scale}; set system.sum_scale to previous or public")
 
 
 def as_many_clients_as_train_at_a_time(plan: Plan) -> None:
