@@ -12,9 +12,11 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.files import replace_file
 from fedtorch.core.scores import LOSS
 from fedtorch.core.shown import markdown_row
-from fedtorch.report.compared import out_folder, read_all, show_page
+from fedtorch.report.compared import out_folder, read_all, say_written, show_page
 from fedtorch.report.find_runs import NamedRun
-from fedtorch.report.svg import COLORS, LETTERS, ticks
+from fedtorch.report.svg import COLORS, LETTERS, Axes, ticks
+from fedtorch.report.svg import HEIGHT as CHART_HEIGHT
+from fedtorch.report.svg import WIDTH as CHART_WIDTH
 from fedtorch.tracking.records import Record
 from fedtorch.tracking.run_folder import Run
 
@@ -24,8 +26,8 @@ AGES = ("age 0", "1", "2 or 3", "4 or more")
 """Groups of staleness, each with a colour."""
 LOST = "#bbbbbb"
 _STYLE = (
-    "<style>text{font:11px sans-serif;fill:#444}.grid{stroke:#ddd}.version{stroke:#999;stroke-dasharray:2 3}"
-    ".back{fill:#fff}</style>"
+    "<style>text{font:11px sans-serif;fill:#444}.grid{stroke:#ddd}.frame{fill:none;stroke:#bbb}"
+    ".version{stroke:#999;stroke-dasharray:2 3}.back{fill:#fff}</style>"
 )
 
 
@@ -113,13 +115,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make(args: argparse.Namespace) -> None:
-    """Print the table of `time_to` and write it."""
-    runs = read_all(args.runs)
-    show_page(time_to_markdown(runs, args.metric, args.value), out_folder(args.out, args.runs) / "time_to.md")
+    """Print the table of `time_to`, and write it with a picture of the scores over the clock."""
+    runs, out = read_all(args.runs), out_folder(args.out, args.runs)
+    paths = [show_page(time_to_markdown(runs, args.metric, args.value), out / "time_to.md"), out / "time_to.svg"]
+    replace_file(paths[1], over_clock(runs, args.metric))
+    say_written(paths)
 
 
-def time_to(run: Run, metric: str, value: float) -> Mapping[str, Any] | None:
-    """The first version whose micro score reaches the value: `version`, `seconds`, `updates`, `bytes`; None: none did.
+def over_clock(runs: Sequence[NamedRun], metric: str) -> str:
+    """An SVG that stands alone: the micro score of each run over the seconds of its clock, a colour for each name.
+
+    Raises:
+        ConfigError: see `scores`.
+    """
+    found = [(name, scores(run, metric)) for name, run in runs]
+    points = [(second, score) for _, own in found for _, second, score in own]
+    low, high = min(score for _, score in points), max(score for _, score in points)
+    axes = Axes((0.0, max(second for second, _ in points)), (low, high if high > low else low + 1.0))
+    names = list(dict.fromkeys(name for name, _ in found))
+    tag = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT + 16}">{_STYLE}'
+    parts = [tag, f'<rect width="{CHART_WIDTH}" height="{CHART_HEIGHT + 16}" class="back"/>']
+    parts += axes.frame("seconds of the clock", metric)
+    for name, own in found:
+        line, color = axes.path([(second, score) for _, second, score in own]), COLORS[names.index(name) % len(COLORS)]
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="1.5"/>')
+    for place, name in enumerate(names):
+        x, color = 52 + 110 * place, COLORS[place % len(COLORS)]
+        parts.append(f'<path d="M{x} {CHART_HEIGHT + 6}h14" stroke="{color}" stroke-width="2"/>')
+        parts.append(f'<text x="{x + 18}" y="{CHART_HEIGHT + 10}">{escape(name)}</text>')
+    return "".join([*parts, "</svg>\n"])
+
+
+def scores(run: Run, metric: str) -> list[tuple[int, float, float]]:
+    """(version, second of the clock, micro score) of each evaluation during training.
 
     Raises:
         ConfigError: the run has no such clock, or never measured that.
@@ -128,22 +156,30 @@ def time_to(run: Run, metric: str, value: float) -> Mapping[str, Any] | None:
     if not clock:
         raise ConfigError(f"{run.folder} has no virtual clock; name runs with the section async")
     found = [
-        (record["round"], record["metrics"][metric]["micro"])
+        (record["round"], clock[record["round"]], record["metrics"][metric]["micro"])
         for record in run.of_kind("eval_total")
         if record["label"] == "training" and metric in record["metrics"] and record["round"] in clock
     ]
     if not found:
         raise ConfigError(f"{run.folder} has no {metric} of a version; name another --metric, or set eval.every")
-    reached = [
-        at for at, score in found if score is not None and (score <= value if metric == LOSS else score >= value)
-    ]
+    return [(at, second, score) for at, second, score in found if score is not None]
+
+
+def time_to(run: Run, metric: str, value: float) -> Mapping[str, Any] | None:
+    """The first version whose micro score reaches the value: `version`, `seconds`, `updates`, `bytes`; None: none did.
+
+    Raises:
+        ConfigError: the run has no such clock, or never measured that.
+    """
+    sign = -1 if metric == LOSS else 1
+    reached = [(at, second) for at, second, score in scores(run, metric) if sign * score >= sign * value]
     if not reached:
         return None
-    at = min(reached)
+    at, second = min(reached)
     updates = [record for record in run.of_kind("arrival") if record["round"] <= at and record["number"] is not None]
     total = next(record["total"] for record in run.of_kind("round") if record["round"] == at)
     moved = total.get("bytes_up", 0) + total.get("bytes_down", 0)
-    return {"version": at, "seconds": clock[at], "updates": len(updates), "bytes": moved}
+    return {"version": at, "seconds": second, "updates": len(updates), "bytes": moved}
 
 
 def time_to_markdown(runs: Sequence[NamedRun], metric: str, value: float) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.report.command_line import main
-from fedtorch.report.timeline import time_to, time_to_markdown, timeline, write_timeline
+from fedtorch.report.timeline import over_clock, time_to, time_to_markdown, timeline, write_timeline
 from fedtorch.tracking.run_folder import Run
 
 
@@ -91,6 +91,19 @@ def test_when_a_run_reached_a_score() -> None:
     assert table.startswith("loss at most 2\n") and "| x | 2 | 4.00 | 2 | 2,200 |" in table
     table = time_to_markdown([("x", run)], "accuracy", 0.6)
     assert table.startswith("accuracy at least 0.6\n") and "| x | - | - | - | - |" in table
+
+
+def test_scores_over_the_clock_are_one_picture() -> None:
+    """Axes from 0 to 10 s and from loss 1 to 3; the chart's rectangle is 334 wide from 52, 190 high from 24."""
+    picture = over_clock([("x", run_of(RECORDS)), ("y & z", run_of(RECORDS[1:3])), ("x", run_of(RECORDS))], "loss")
+    lines = re.findall(r'<polyline points="([^"]+)" fill="none" stroke="(#\w+)"', picture)
+    assert lines == [
+        ("118.8,24.0 185.6,119.0 386.0,214.0", "#1f77b4"), ("118.8,24.0", "#d95f02"),
+        ("118.8,24.0 185.6,119.0 386.0,214.0", "#1f77b4"),
+    ]  # fmt: skip
+    assert picture.count(">x<") == 1 and "y &amp; z" in picture and "seconds of the clock" in picture
+    flat = over_clock([("x", run_of(RECORDS[1:3]))], "loss")
+    assert 'points="386.0,214.0"' in flat
 
 
 def test_a_run_without_a_clock_or_a_score_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
