@@ -143,6 +143,19 @@ def test_the_blank_vector_is_kept_without_a_copy_and_is_the_same_until_then(tmp_
     assert buffer.get("a").tolist() == [1.0, 1.0] and buffer.get("b").tolist() == [2.0, 2.0]
 
 
+def test_some_updates_are_forgotten_and_the_others_stay(tmp_path: Path) -> None:
+    buffer = UpdateBuffer(2, torch.float32, tmp_path, memory_bytes=16)  # room for two
+    for number, name in enumerate("abcd"):
+        buffer.put(name, torch.full((2,), float(number)))
+    buffer.clear(["a", "c", "z"])
+    assert [name in buffer for name in "abcd"] == [False, True, False, True] and len(list(tmp_path.iterdir())) == 1
+    buffer.put("a", torch.full((2,), 7.0))
+    buffer.put("c", torch.full((2,), 8.0))  # a file, beside that of `d`
+    assert [buffer.get(name)[0].item() for name in "abcd"] == [7, 1, 8, 3]
+    buffer.clear()
+    assert not any(name in buffer for name in "abcd") and not list(tmp_path.iterdir())
+
+
 def test_a_buffer_never_has_more_vectors_than_fit_and_the_blank_one(tmp_path: Path) -> None:
     buffer = UpdateBuffer(5, torch.float32, tmp_path, memory_bytes=40)  # room for two
     vectors = set()

@@ -17,7 +17,7 @@ from fedtorch.train.engine import Engine
 WHY = "async is set but "
 
 
-def a_server_adds_up(plan: Plan) -> None:
+def a_server_makes_the_versions(plan: Plan) -> None:
     """Refuse paradigms without a server that adds up updates."""
     if plan.config.paradigm != "federated":
         raise ConfigError(
@@ -182,7 +182,7 @@ SUBJECT = Subject(
     "Rounds that wait for nobody",
     applies=lambda plan: plan.config.asynchrony is not None,
     of_plan=(
-        a_server_adds_up,
+        a_server_makes_the_versions,
         a_buffer_is_one_sum,
         nothing_is_promised,
         the_scale_is_known_before_all_are_done,
