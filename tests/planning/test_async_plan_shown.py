@@ -67,4 +67,4 @@ def test_clients_that_keep_something_train_at_home(tmp_path: Path) -> None:
     free = busy_shares(built(tmp_path), built(tmp_path).jobs.plan)  # type: ignore[union-attr]
     keeping = built(tmp_path, client=ClientConfig(optimizer="adamw", lr=0.1, optimizer_state="keep"))
     at_home = busy_shares(keeping, keeping.jobs.plan)  # type: ignore[union-attr]
-    assert at_home[1] == free[1] == 1.0 and at_home[2] < free[2]
+    assert at_home[1] == free[1] == 1.0 and at_home[2] == pytest.approx(12 / 14) and free[2] > 0.9

@@ -58,6 +58,13 @@ def test_each_training_is_a_bar_from_its_start_to_its_arrival() -> None:
     assert "b &amp; co: 4 to 10 s, from version 0, age 7<" in picture and "age 3, failed:Oh" in picture
     lines = [float(x) for x in re.findall(r'class="version" d="M([\d.]+) ', picture)]
     assert lines == [pytest.approx(128 + second * scale, abs=0.06) for second in (2, 4, 10)]
+    assert 'viewBox="0 0 900 84"' in picture and '<rect x="128" y="64" width="10"' in picture  # two rows, a legend
+    legend = re.findall(r'<text x="(\d+)" y="73">([^<]+)<', picture)
+    assert legend == [
+        ("142", "age 0"), ("207", "1"), ("244", "2 or 3"), ("316", "4 or more"), ("409", "dropped or failed"),
+        ("554", "dashed: a new version"),
+    ]  # fmt: skip
+    assert 'y="57" text-anchor="end">seconds of the clock' in picture
     assert "idle" not in picture and picture.startswith("<svg xmlns") and picture.endswith("</svg>\n")
 
 
@@ -71,7 +78,7 @@ def test_ages_have_four_colours() -> None:
 def test_a_run_whose_rounds_wait_has_no_picture(tmp_path: Path) -> None:
     assert timeline(run_of([{"kind": "round", "round": 1, "extra": {}}])) == ""
     assert write_timeline(run_of([]), tmp_path) == [] and not list(tmp_path.iterdir())
-    assert write_timeline(run_of(RECORDS), tmp_path / "new") == [tmp_path / "new" / "timeline.svg"]
+    assert write_timeline(run_of(RECORDS), tmp_path / "a" / "b") == [tmp_path / "a" / "b" / "timeline.svg"]
 
 
 def test_only_so_many_are_drawn() -> None:
@@ -101,6 +108,7 @@ def test_scores_over_the_clock_are_one_picture() -> None:
         ("118.8,24.0 185.6,119.0 386.0,214.0", "#1f77b4"), ("118.8,24.0", "#d95f02"),
         ("118.8,24.0 185.6,119.0 386.0,214.0", "#1f77b4"),
     ]  # fmt: skip
+    assert re.findall(r'<text x="(\d+)" y="260">', picture) == ["70", "180"]
     assert picture.count(">x<") == 1 and "y &amp; z" in picture and "seconds of the clock" in picture
     flat = over_clock([("x", run_of(RECORDS[1:3]))], "loss")
     assert 'points="386.0,214.0"' in flat

@@ -90,7 +90,7 @@ REFUSED: dict[str, tuple[Algorithm, dict[str, Any], str]] = {
         "clients.on_loss is continue; set .*",
     ),
     "min": (FedAvg(), {"clients": ClientsConfig(min=3)}, "clients.min is 3 but async.buffer is 2"),
-    "scaffold": (Scaffold(), {}, "exchanges other vectors than the weights"),
+    "scaffold": (Scaffold(), {}, "algorithm.name is Scaffold, which exchanges other vectors than the weights"),
     "fedkseed": (FedKSeed(seeds=4), {"client": replace(CLIENT, steps=4, epochs=None)}, "exchanges other vectors"),
     "feddyn": (FedDyn(alpha=0.1), {"client": replace(CLIENT, shuffle=False)}, "whose server keeps .* to a version"),
     "fednova": (FedNova(), {}, "known only when all clients are done"),

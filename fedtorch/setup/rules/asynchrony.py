@@ -128,7 +128,7 @@ def updates_are_whole_and_honest(plan: Plan) -> None:
 
 def a_client_trains_on_one_rank(plan: Plan) -> None:
     """Refuse workers of several ranks, and pairs of them."""
-    if plan.config.system.ranks_per_worker != 1 or max(plan.topology.sizes) > 1:
+    if plan.config.system.ranks_per_worker != 1:
         raise ConfigError(
             f"{WHY}system.ranks_per_worker is {plan.config.system.ranks_per_worker}; set system.ranks_per_worker to 1"
         )
