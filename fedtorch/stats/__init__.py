@@ -1,0 +1,1 @@
+"""What silos have together, counted before anybody trains: labels, lengths, words; `fedtorch stats`."""
