@@ -32,6 +32,7 @@ from fedtorch.core.model_folder import MODEL
 from fedtorch.core.names import Names
 from fedtorch.core.weights import release
 from fedtorch.lifecycle.after_end import catch_up
+from fedtorch.lifecycle.counted import write_counted
 from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.losing import saying_what_is_here, who
 from fedtorch.lifecycle.losses import agree_on_left_out, note_losses
@@ -262,6 +263,7 @@ class Session:
         try:
             with _shown(runner, start or 0, runs[0].config, self.command):
                 result = runner.run(start)
+            write_counted(built, runner, keeps=comm.is_server or bool(silo()))
             _write_results(runs, at, runner, result, tracker, time.monotonic() - begun)
         except LostRankError as error:
             note_losses(config, error, is_server=comm.is_server, saved=runner.saving.saved)

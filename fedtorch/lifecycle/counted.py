@@ -1,0 +1,60 @@
+"""What a counting run leaves in the run folder of each of its parties."""
+
+from __future__ import annotations
+
+import logging
+
+from fedtorch.core.errors import CheckpointError
+from fedtorch.rounds.runner import Runner
+from fedtorch.setup.build import BuiltRun
+from fedtorch.setup.counting import terms_of, unit_named
+from fedtorch.stats.algorithm import Counts
+from fedtorch.stats.reading import read
+from fedtorch.stats.table import FILE, Stats
+from fedtorch.stats.task import Counted, has_tokens
+
+log = logging.getLogger(__name__)
+
+
+def write_counted(built: BuiltRun, runner: Runner, *, keeps: bool) -> None:
+    """Write the tables, if it is a run that counts; every party has the same. keeps: is this run folder a party's own?
+
+    Raises:
+        CheckpointError: the disk refuses.
+    """
+    if not (keeps and isinstance(built.algorithm, Counts)):
+        return
+    folder = built.config.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        stats_of(built, runner).write(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder / FILE} cannot be written ({error}); free some space, and start the run again"
+        ) from error
+
+
+def stats_of(built: BuiltRun, runner: Runner) -> Stats:
+    """Tables of the vector that all ranks have after the last round."""
+    config, rule, task = built.config, built.algorithm, built.task
+    assert isinstance(rule, Counts) and isinstance(task, Counted)
+    settings, promise = config.stats.privacy, {}
+    if settings is not None:
+        promise = {
+            "unit": unit_named(settings),
+            "epsilon": terms_of(config, rule).epsilon(rule.plan.releases),
+            "delta": settings.delta,
+            "noise_multiplier": rule.noise.multiplier,
+            "noise_at": settings.noise_at,
+            "tables": rule.plan.releases,
+        }
+    return read(
+        rule,
+        runner.context.vectors.first.numpy(),
+        min_count=config.stats.min_count,
+        unit=unit_named(settings),
+        tokenizer=task.rows_of.tokenizer if has_tokens(task.rows_of) else None,
+        max_length=task.rows_of.max_length,
+        privacy=promise,
+        task=config.task_name,
+    )
