@@ -159,7 +159,7 @@ def bins(largest: float = LONGEST_TEXT, more: Sequence[int] = ()) -> tuple[float
 
     more: numbers n for which it is to be known exactly how many are above n: n + 1 is an edge too.
     """
-    powers = (math.ceil(math.sqrt(2.0) ** k - 1e-9) for k in range(math.ceil(2 * math.log2(largest)) + 1))
+    powers = (math.isqrt(2**k - 1) + 1 for k in range(math.ceil(2 * math.log2(largest)) + 1))
     return tuple(map(float, sorted({0, *powers, *(n + 1 for n in more)}))) + (math.inf,)
 
 

@@ -59,7 +59,7 @@ def _known(rule: Counts, question: Question, vector: Vector, least: int | None) 
     rows = [vector[place.block(at)][: len(cells)] for at in range(place.blocks)]
     silos = _present(rule, vector, place.round)
     pooled, each = np.sum(rows, axis=0), dict(zip(plan.silos, rows, strict=False)) if place.blocks > 1 else {}
-    if least is None:
+    if least is None or least <= 1:
         shown, own = _as_numbers(pooled), {name: _as_numbers(row) for name, row in each.items()}
     else:
         shown, own = without_small(pooled, each, least, parts=question.parts or bool(question.edges))

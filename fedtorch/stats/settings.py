@@ -112,7 +112,8 @@ class StatsConfig:
     most_cells: Mapping[str, Count] = field(default_factory=dict)
     """Table -> in how many of its cells a unit counts at most, where `stats.privacy` bounds it; if not named: 1."""
     min_count: Count = 5
-    """Without `stats.privacy`: smaller numbers, and those from which they would follow, are not shown."""
+    """Without `stats.privacy`: smaller numbers, 0 among them, and those from which they would follow, are not shown,
+    and names that are as rare are not found; 1: all are shown."""
     privacy: StatsPrivacy | None = None
     """Noise on every number; null: none, and the page says who learns what."""
 
