@@ -41,7 +41,7 @@ def prepare(folder: Path, **changes: Any) -> Path:
         "task": {**task, "data": data},
         "paradigm": "stats",
         "run": {"dir": str(folder / "run"), "name": "count"},
-        "stats": {"labels": {"longest": 6, "width": 8}, "words": {"longest": 6, "width": 24}},
+        "stats": {"labels": {"longest": 6, "width": 8}, "words": {"longest": 6, "width": 128}},
         "track": {"progress": "lines", "tensorboard": False},
         "algorithm": {"name": "fedassistant", "topk": {"ratio": 0.1}},
         "client": {"batch_size": 4},
