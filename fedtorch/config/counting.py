@@ -54,7 +54,7 @@ def whole(config: Config) -> Config:
             on_failure="stop",  # a table without a silo that has rows would be a wrong one
             on_loss=config.clients.on_loss,
         ),
-        client=ClientConfig(steps=1),
+        client=ClientConfig(),
         per_client={},
         engine=EngineConfig(),
         partition=PartitionConfig(),

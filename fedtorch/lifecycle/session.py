@@ -263,7 +263,7 @@ class Session:
         try:
             with _shown(runner, start or 0, runs[0].config, self.command):
                 result = runner.run(start)
-            write_counted(built, runner, keeps=comm.is_server or bool(silo()))
+            write_counted(built, runner, keeps=comm.is_server or bool(silo() or comm.party))
             _write_results(runs, at, runner, result, tracker, time.monotonic() - begun)
         except LostRankError as error:
             note_losses(config, error, is_server=comm.is_server, saved=runner.saving.saved)

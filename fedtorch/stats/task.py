@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,17 +51,23 @@ class Counted(Task):
 
         split: not looked at.
         """
-        task = self.rows_of
-        own = [name for name in SPLITS if name in task.manifest()[client] and client not in task.sharing(name)]
-        rows = [(name, row) for name in own for row in task.rows(client, name)]
+        rows = [(name, row) for name in self._splits(client) for row in self._here.rows(client, name)]
         lengths = self._tokens([row for _, row in rows])
         return [self._row(name, row, length) for (name, row), length in zip(rows, lengths, strict=True)]
 
     def persons(self, client: str, split: str = "train") -> list[str]:
         """Which person each row of `load` is about."""
-        task = self.rows_of
-        own = [name for name in SPLITS if name in task.manifest()[client] and client not in task.sharing(name)]
-        return [person for name in own for person in task.persons(client, name)]
+        return [person for name in self._splits(client) for person in self._here.persons(client, name)]
+
+    @cached_property
+    def _here(self) -> OwnTask:
+        """The task with what is on this disk, where ranks have told each other of it less than that."""
+        return replace(self.rows_of)
+
+    def _splits(self, client: str) -> list[str]:
+        """Splits in which the client has rows of its own."""
+        there = self._here.manifest()[client]
+        return [name for name in SPLITS if name in there and client not in self._here.sharing(name)]
 
     def build_model(self, seed: int) -> nn.Module:
         """One number, which nobody trains."""
