@@ -23,7 +23,7 @@ def promise(stats: Stats) -> str:
 
 def who_sees(stats: Stats) -> list[str]:
     """Sentences on which party sees which number, and what it can learn from it about whom."""
-    lines = [f"Counted is the {stats.unit}. Protection: {promise(stats)}."]
+    lines = [f"Protection of each {stats.unit}: {promise(stats)}."]
     by_silo = [table.title for table in stats.tables if table.silos]
     if by_silo:
         lines.append(f"Of each silo by itself all parties see: {'; '.join(by_silo)}. Everything else is a sum.")
