@@ -30,6 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "planning": {"setup", "rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "privacy", "config", "core"},
     "setup": {
         "rounds",
+        "stats",
         "trainers",
         "algorithms",
         "tasks",
@@ -49,6 +50,8 @@ ROOMS: dict[str, set[str]] = {
     "algorithms": {"train", "compression", "core"},
     "models": {"text", "compression", "core"},
     "train": {"comm", "core"},
+    # what silos have together, from its tables on
+    "stats": {"report", "data", "text", "core"},
     "report": {"tracking", "metrics", "privacy", "config", "core"},
     "data": {"metrics", "text", "core"},
     "comm": {"trust", "privacy", "compression", "core"},

@@ -20,14 +20,15 @@ from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError, print_error
 from fedtorch.core.scores import sharers
 from fedtorch.core.shown import plain
-from fedtorch.core.terminal import PlainConsole, log_to_terminal
+from fedtorch.core.terminal import PlainConsole, log_to_terminal, print_table
 from fedtorch.setup.data_units import HEADS, unit_table
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import check_data
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.own_overview import ClientRows, Overview, draw, overview, some_rows
 
-CLIENTS_SHOWN, LABELS_SHOWN, PROBLEMS_SHOWN = 20, 4, 20
+LABELS_SHOWN, PROBLEMS_SHOWN = 4, 20
+LABELS = "labels of train"
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.data_check") -> int:
@@ -132,7 +133,7 @@ def _sizes(splits: Sequence[str], has_labels: bool, shared: Collection[str] = ()
     }
     if has_labels:
         columns["JS"] = lambda rows: "" if rows.divergence is None else f"{rows.divergence:.3f}"
-        columns["labels of train"] = _labels
+        columns[LABELS] = _labels
     return columns
 
 
@@ -156,18 +157,10 @@ def _labels(rows: ClientRows) -> str:
 
 
 def _print(console: Console, found: Overview, columns: Mapping[str, Any], title: str) -> None:
-    console.print(title, soft_wrap=True)
-    table = Table("client", box=box.SIMPLE)
-    for name in columns:
-        table.add_column(name, justify="left" if name.startswith("labels") else "right")
-    for name in list(found.clients)[:CLIENTS_SHOWN]:
-        table.add_row(name, *(cell(found.clients[name]) for cell in columns.values()))
-    if len(found.clients) > CLIENTS_SHOWN:
-        table.add_row(f"... and {len(found.clients) - CLIENTS_SHOWN} more")
-    table.add_section()
-    total = found.total()
-    table.add_row("all", *(cell(total) for cell in columns.values()))
-    console.print(table)
+    rows = [[name, *(cell(client) for cell in columns.values())] for name, client in found.clients.items()]
+    whole = found.total()
+    total = ["all", *(cell(whole) for cell in columns.values())]
+    print_table(console, title, ["client", *columns], rows, total=total, left=[LABELS])
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

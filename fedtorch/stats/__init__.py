@@ -1,1 +1,1 @@
-"""What silos have together, counted before anybody trains: labels, lengths, words; `fedtorch stats`."""
+"""Counts of what silos have together, before anybody trains: labels, lengths, words; `fedtorch stats`."""

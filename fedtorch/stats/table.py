@@ -67,6 +67,8 @@ class Stats:
     """what is promised, as in results.json: epsilon, delta, unit, noise_at, ...; nothing where nothing is"""
     task: str = ""
     """`task.name`"""
+    masked: bool = False
+    """did masks hide each silo's numbers, so that nobody has seen more than sums over silos?"""
 
     def table(self, name: str) -> Table | None:
         """Table of that name, if there is one."""

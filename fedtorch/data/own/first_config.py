@@ -147,6 +147,12 @@ def escaped(text: str) -> str:
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
 
 
+def listed(labels: Sequence[str], most: int | None = None) -> str:
+    """Labels as a list in one line of YAML. most: of more, so many and `...`, for a comment."""
+    shown = [escaped(json.dumps(label, ensure_ascii=False)) for label in labels[:most]]
+    return f"[{', '.join([*shown, *['...'] * (len(labels) > len(shown))])}]"
+
+
 def _sources(source: str | Sequence[str]) -> str:
     if isinstance(source, str):
         return quoted(source)
@@ -156,9 +162,7 @@ def _sources(source: str | Sequence[str]) -> str:
 def _labels(found: Guess) -> list[str]:
     if found.task not in ("text_classification", "token_classification") or not found.labels:
         return []
-    listed = ", ".join(escaped(json.dumps(label, ensure_ascii=False)) for label in found.labels[:20])
-    listed += ", ..." if len(found.labels) > 20 else ""
-    return [f"    # labels: [{listed}] # seen; declared here, any other one is an error"]
+    return [f"    # labels: {listed(found.labels, 20)} # seen; declared here, any other one is an error"]
 
 
 def _text_keys(found: Guess, form: TextForm) -> list[str]:
