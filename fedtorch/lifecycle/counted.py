@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
-from fedtorch.core.errors import CheckpointError
+from fedtorch.config.schema import Config
+from fedtorch.core.errors import CheckpointError, ConfigError, DataError
+from fedtorch.core.terminal import PlainConsole
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import BuiltRun
 from fedtorch.setup.counting import terms_of, unit_named
 from fedtorch.stats.algorithm import Counts
 from fedtorch.stats.reading import read
+from fedtorch.stats.settings import Words
+from fedtorch.stats.shown import show
 from fedtorch.stats.table import FILE, Stats
 from fedtorch.stats.task import Counted, has_tokens
+from fedtorch.stats.tokenizer import FOLDER as TOKENIZER
+from fedtorch.stats.tokenizer import train_from
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +32,35 @@ def write_counted(built: BuiltRun, runner: Runner, *, keeps: bool) -> None:
     if not (keeps and isinstance(built.algorithm, Counts)):
         return
     folder = built.config.folder
+    stats, words = stats_of(built, runner), built.config.stats.words
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        stats_of(built, runner).write(folder)
+        stats.write(folder)
+        if words is not None and words.tokenizer is not None:
+            _make_tokenizer(stats, folder, words)
     except OSError as error:
         raise CheckpointError(
             f"{folder / FILE} cannot be written ({error}); free some space, and start the run again"
         ) from error
+
+
+def _make_tokenizer(stats: Stats, folder: Path, words: Words) -> None:
+    """Train it; where no word was found, or so few pieces are wanted that there is none, say so and leave it."""
+    assert words.tokenizer is not None
+    try:
+        train_from(stats, folder / TOKENIZER, kind=words.tokenizer, size=words.pieces)
+    except (DataError, ConfigError) as error:
+        log.warning("no tokenizer is made: %s", error)
+
+
+def show_counted(config: Config) -> bool:
+    """Show the tables, on the server; False: it is no run that counts."""
+    if config.paradigm != "stats":
+        return False
+    show(Stats.read(config.folder), PlainConsole())
+    print(f"tables:  {config.folder / FILE}")
+    print(f"page:    fedtorch stats {config.folder} --html")
+    return True
 
 
 def stats_of(built: BuiltRun, runner: Runner) -> Stats:

@@ -32,7 +32,7 @@ from fedtorch.core.model_folder import MODEL
 from fedtorch.core.names import Names
 from fedtorch.core.weights import release
 from fedtorch.lifecycle.after_end import catch_up
-from fedtorch.lifecycle.counted import write_counted
+from fedtorch.lifecycle.counted import show_counted, write_counted
 from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.losing import saying_what_is_here, who
 from fedtorch.lifecycle.losses import agree_on_left_out, note_losses
@@ -231,7 +231,8 @@ class Session:
         if tracker is not None:
             show_beside(first.config)
             self._say_done(first, result)  # not before: a job that dies at a companion is to be started again
-            tracker.show()
+            if not show_counted(first.config):
+                tracker.show()
 
     def _run(self, runs: Sequence[BuiltRun], at: int, comm: Communicator, resume: str) -> tuple[Tracker | None, Result]:
         """Train the run at a place; its tracker, closed, on the server, and what it came to."""

@@ -58,6 +58,10 @@ def _known(rule: Counts, question: Question, vector: Vector, least: int | None) 
     cells = _cells_of(rule, question, vector, place)
     rows = [vector[place.block(at)][: len(cells)] for at in range(place.blocks)]
     silos = _present(rule, vector, place.round)
+    edges = question.edges
+    if edges and least is not None and least > 1:
+        edges, rows = with_wide_ends(edges, rows, least)
+        cells = shown_bins(edges)
     pooled, each = np.sum(rows, axis=0), dict(zip(plan.silos, rows, strict=False)) if place.blocks > 1 else {}
     if least is None or least <= 1:
         shown, own = _as_numbers(pooled), {name: _as_numbers(row) for name, row in each.items()}
@@ -68,7 +72,7 @@ def _known(rule: Counts, question: Question, vector: Vector, least: int | None) 
         question.title,
         "bins" if question.edges else "names",
         cells,
-        question.edges,
+        edges,
         question.most,
         question.parts or bool(question.edges),
         shown,
@@ -94,6 +98,23 @@ def _present(rule: Counts, vector: Vector, round: int) -> int:
 
 def _as_numbers(row: Sequence[float] | Vector) -> Numbers:
     return tuple(float(number) for number in row)
+
+
+def with_wide_ends(
+    edges: Sequence[float], rows: Sequence[Vector], least: int
+) -> tuple[tuple[float, ...], list[Vector]]:
+    """Bins of which the first and the last are so wide that `least` units of all silos are in each, and the numbers.
+
+    Else many bins would be hidden for a few units, and nobody could tell where these are.
+    """
+    pooled = np.sum(rows, axis=0)
+    above, below = np.flatnonzero(np.cumsum(pooled[::-1])[::-1] >= least), np.flatnonzero(np.cumsum(pooled) >= least)
+    if not len(above):
+        return (edges[0], edges[-1]), [np.array([row.sum()]) for row in rows]
+    last = int(above[-1])
+    first = min(int(below[0]), last)
+    starts = [0, *range(first + 1, last + 1)]
+    return (*(edges[at] for at in starts), edges[-1]), [np.add.reduceat(row, starts) for row in rows]
 
 
 def without_small(

@@ -42,6 +42,10 @@ class Words(Found):
     per_unit: Count | None = None
     """So many words of a unit count, each once, drawn by its silo for all rounds; null: with `stats.privacy` 8, without
     it all, as often as they occur."""
+    tokenizer: Literal["wordpiece", "bpe"] | None = None
+    """Make a tokenizer of the words that are found, RUN/tokenizer, which `task.tokenizer` takes; null: none."""
+    pieces: Count | None = None
+    """Entries of it at most; null: as many as the words support."""
 
 
 @dataclass(frozen=True)
