@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedtorch.core.shown import shortened
-from fedtorch.data.own.first_config import escaped, listed
+from fedtorch.data.own.first_config import LABELLED, escaped, listed, mapped
 from fedtorch.data.own.guessed import Counted
 from fedtorch.stats.bins import SIGMAS, Bins, longest_below
 from fedtorch.stats.broken import remarks, surely
@@ -19,7 +19,6 @@ LONGER = 0.01
 """Share of the rows that may be longer than the proposed `max_length`."""
 UNBALANCED = 3.0
 """How many times the rows of the rarest label the most frequent one must have, so that weights are proposed."""
-LABELLED = ("text_classification", "token_classification")
 
 
 def proposals(stats: Stats, run: Path) -> Counted:
@@ -37,7 +36,8 @@ def proposals(stats: Stats, run: Path) -> Counted:
     has_one = (tokenizer / "tokenizer.json").is_file()
     if has_one:
         why["tokenizer"] = "made of words that silos counted; it counts as public"
-    return Counted(str(run), stats.task, labels, length, weights, str(tokenizer) if has_one else None, why)
+    made = str(tokenizer) if has_one else None
+    return Counted(str(run), stats.task, labels, length, stats.tokenizer, weights, made, why)
 
 
 def as_yaml(stats: Stats, run: Path) -> str:
@@ -64,12 +64,6 @@ def as_yaml(stats: Stats, run: Path) -> str:
         *(f"# {escaped(line)}" for line in remarks(stats)),
     ]
     return "\n".join(lines) + "\n"
-
-
-def mapped(weights: Mapping[str, float]) -> str:
-    """A mapping of labels to numbers, in one line of YAML."""
-    pairs = (f"{escaped(json.dumps(name, ensure_ascii=False))}: {value:g}" for name, value in weights.items())
-    return f"{{{', '.join(pairs)}}}"
 
 
 def _key(indent: str, key: str, value: str | None, why: Mapping[str, str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from fedtorch.core.errors import DataError
 from fedtorch.core.files import replace_file
 from fedtorch.core.shown import markdown_row
+from fedtorch.data.own.first_config import LABELLED
 from fedtorch.stats.said import promise
 from fedtorch.stats.table import Stats, Table
 from fedtorch.text.byte_bpe import Kind, least_size, train_subwords
@@ -90,8 +91,11 @@ def train(
     return made
 
 
-def train_from(stats: Stats, folder: Path, *, kind: Kind = "wordpiece", size: int | None = None) -> Made:
+def train_from(stats: Stats, folder: Path, *, kind: Kind | None = None, size: int | None = None) -> Made:
     """Train on the words that a run has found, see `train`; card and file tell its protection.
+
+    kind: None is WordPiece for tasks with labels, whose models read alone, and BPE for those whose models write, which
+    need a token for the end.
 
     Raises:
         DataError: the run has found no words.
@@ -109,6 +113,7 @@ def train_from(stats: Stats, folder: Path, *, kind: Kind = "wordpiece", size: in
         "words of a unit at most": table.most,
         "privacy": dict(stats.privacy),
     }
+    kind = kind or ("wordpiece" if stats.task in LABELLED else "bpe")
     return train(words_of(table), folder, kind=kind, size=size, about=about)
 
 

@@ -53,6 +53,8 @@ class Counted:
     """`task.data.labels`; empty: none are proposed"""
     max_length: int | None = None
     """`task.max_length`"""
+    counted_by: str | None = None
+    """the tokenizer by whose tokens it is"""
     class_weights: Mapping[str, float] = field(default_factory=dict)
     """`task.class_weights`; empty: none are proposed"""
     tokenizer: str | None = None
