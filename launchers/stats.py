@@ -20,7 +20,7 @@ from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, pr
 from fedtorch.core.files import replace_file
 from fedtorch.core.terminal import PlainConsole
 from fedtorch.main import main as run
-from fedtorch.stats.page import NAME, page
+from fedtorch.report.stats_page import NAME, page
 from fedtorch.stats.proposals import as_yaml
 from fedtorch.stats.shown import show
 from fedtorch.stats.table import FILE, Stats

@@ -24,7 +24,7 @@ from fedtorch.stats.settings import StatsConfig
 
 SUFFIX = "-stats"
 """After the run's name and folder, so that counts lie beside the runs of a config and not in their place."""
-_TASK, _PLAN = "fedtorch.stats.task:as_counted", "fedtorch.stats.task:plan_of"  # which bring torch, as tasks do
+_TASK, _PLAN = "fedtorch.tasks.counted:as_counted", "fedtorch.tasks.counted:plan_of"  # which bring torch, as tasks do
 CLIP = 1.0
 """Stands where a secure sum asks for a clip; counts have a scale of their own."""
 
@@ -70,7 +70,7 @@ def whole(config: Config) -> Config:
 
 
 def _promise(config: Config) -> PrivacyConfig:
-    """Of the section `privacy` the secure sum, and where the ledgers are."""
+    """Keep of the section `privacy` the secure sum."""
     privacy, own = config.privacy, config.stats.privacy
     if privacy.secure_sum is None:
         if own is not None and own.noise_at == "shared":

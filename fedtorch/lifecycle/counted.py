@@ -1,24 +1,24 @@
-"""What a counting run leaves in the run folder of each of its parties."""
+"""Tables of a counting run in the run folder of each of its parties."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
+from fedtorch.algorithms.counts import Counts
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError, ConfigError, DataError
 from fedtorch.core.terminal import PlainConsole
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import BuiltRun
 from fedtorch.setup.counting import terms_of, unit_named
-from fedtorch.stats.algorithm import Counts
 from fedtorch.stats.reading import read
 from fedtorch.stats.settings import Words
 from fedtorch.stats.shown import show
 from fedtorch.stats.table import FILE, Stats
-from fedtorch.stats.task import Counted, has_tokens
 from fedtorch.stats.tokenizer import FOLDER as TOKENIZER
 from fedtorch.stats.tokenizer import train_from
+from fedtorch.tasks.counted import Counted, has_tokens
 
 log = logging.getLogger(__name__)
 
@@ -65,21 +65,22 @@ def show_counted(config: Config) -> bool:
 
 def stats_of(built: BuiltRun, runner: Runner) -> Stats:
     """Tables of the vector that all ranks have after the last round."""
-    config, rule, task = built.config, built.algorithm, built.task
-    assert isinstance(rule, Counts) and isinstance(task, Counted)
+    config, task = built.config, built.task
+    assert isinstance(built.algorithm, Counts) and isinstance(task, Counted)
+    rule, vector = built.algorithm.rule, runner.context.vectors.first.numpy()
     settings, promise = config.stats.privacy, {}
     if settings is not None:
         promise = {
             "unit": unit_named(settings),
-            "epsilon": terms_of(config, rule).epsilon(rule.plan.releases),
+            "epsilon": terms_of(config, rule).epsilon(rule.releases(vector)),
             "delta": settings.delta,
             "noise_multiplier": rule.noise.multiplier,
             "noise_at": settings.noise_at,
-            "tables": rule.plan.releases,
+            "tables": rule.releases(vector),
         }
     return read(
         rule,
-        runner.context.vectors.first.numpy(),
+        vector,
         min_count=config.stats.min_count,
         unit=unit_named(settings),
         tokenizer=task.rows_of.tokenizer if has_tokens(task.rows_of) else None,

@@ -264,7 +264,6 @@ class Session:
         try:
             with _shown(runner, start or 0, runs[0].config, self.command):
                 result = runner.run(start)
-            write_counted(built, runner, keeps=comm.is_server or bool(silo() or comm.party))
             _write_results(runs, at, runner, result, tracker, time.monotonic() - begun)
         except LostRankError as error:
             note_losses(config, error, is_server=comm.is_server, saved=runner.saving.saved)
@@ -305,8 +304,12 @@ def _opened(
 def _write_results(
     runs: Sequence[BuiltRun], at: int, runner: Runner, result: Result, tracker: Tracker | None, seconds: float
 ) -> None:
-    """The exported model where it is wanted, the server's results, and of one of several runs how long it took."""
-    built = runs[at]
+    """The exported model where it is wanted, the server's results, and of one of several runs how long it took.
+
+    Of a run that counts, the tables of each party.
+    """
+    built, comm = runs[at], runner.context.comm
+    write_counted(built, runner, keeps=comm.is_server or bool(silo() or comm.party))
     if built.config.run.export == "all":
         runner.export(built.config.folder / MODEL)
     if tracker is None:

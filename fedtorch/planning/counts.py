@@ -1,18 +1,18 @@
-"""What a counting run with noise promises, and from how many units on it finds something, for `--dry-run`."""
+"""Tell what a counting run with noise promises, and from how many units on it finds a name, for `--dry-run`."""
 
 from __future__ import annotations
 
+from fedtorch.algorithms.counts import Counts
 from fedtorch.setup.counting import terms_of
 from fedtorch.setup.plan import Plan
-from fedtorch.stats.algorithm import Counts
 from fedtorch.stats.prefixes import CHANCE, threshold
 from fedtorch.stats.questions import BRANCHES
 
 
 def describe_counts(plan: Plan) -> str:
     """ε of all tables together, the noise on each, and how frequent a name must be to be found."""
-    rule = plan.algorithm
-    assert isinstance(rule, Counts)
+    assert isinstance(plan.algorithm, Counts)
+    rule = plan.algorithm.rule
     terms, silos, config = terms_of(plan.config, rule), len(rule.plan.silos), plan.config.stats.privacy
     assert config is not None
     where = "each silo's own" if terms.honest is None else f"shares of all silos, of which {terms.honest} are enough"

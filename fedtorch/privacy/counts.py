@@ -62,7 +62,7 @@ class CountTerms:
     """of each round: its tables"""
 
     def deviation(self, most: int) -> float:
-        """Of what a silo adds to a number of a table with at most so many cells of a unit, in steps of 2^-e."""
+        """Standard deviation of a silo's noise on a number, in steps of 2^-e. most: m of its table."""
         return self.noise_multiplier * math.sqrt(most / (self.honest or 1)) * 2.0**EXPONENT
 
     def parts(self, releases: int) -> list[Part]:
@@ -244,7 +244,7 @@ class CountsLevel(Mechanism):
             "noise": terms.noise,
             "noise_multiplier": terms.noise_multiplier,
             "delta": terms.delta,
-            "tables": sum(terms.releases),
+            "tables": max(left.values(), default=0),
             **shared,
             "silos": {n: {"releases": count, "epsilon": terms.epsilon(count)} for n, count in left.items()},
             "epsilon": terms.epsilon(max(left.values(), default=0)),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedtorch.algorithms.counts import Counts, CountsByRound
 from fedtorch.config.schema import Config
 from fedtorch.core.client import folder_name
 from fedtorch.privacy.accounting import least_noise
@@ -14,11 +15,11 @@ from fedtorch.privacy.public_sum import Masking
 from fedtorch.privacy.record.silo import Silo
 from fedtorch.privacy.secure_sum.terms import threshold_of
 from fedtorch.rounds.topology import Topology
-from fedtorch.stats.algorithm import Counts, CountsByRound
 from fedtorch.stats.prefixes import Noise
 from fedtorch.stats.questions import CountPlan
+from fedtorch.stats.rule import CountRule
 from fedtorch.stats.settings import PersonUnit, StatsPrivacy
-from fedtorch.stats.task import Counted, plan_of
+from fedtorch.tasks.counted import Counted, plan_of
 
 
 def counting(config: Config, topology: Topology) -> tuple[Counted, Counts]:
@@ -31,8 +32,8 @@ def counting(config: Config, topology: Topology) -> tuple[Counted, Counts]:
     hides = config.privacy.secure_sum is not None
     plan = plan_of(config.task, tuple(task.manifest()), stats, hides=hides)
     noise = Noise(0.0) if stats.privacy is None else Noise(noise_of(stats.privacy, plan), _honest(config, topology))
-    rule = CountsByRound if config.trust.verify is None else Counts
-    return task, rule(plan, noise, stats.min_count, stats.words)
+    made = CountsByRound if config.trust.verify is None else Counts
+    return task, made(CountRule(plan, noise, stats.min_count, stats.words))
 
 
 def noise_of(settings: StatsPrivacy, plan: CountPlan) -> float:
@@ -55,7 +56,7 @@ def _honest(config: Config, topology: Topology) -> int | None:
     return max(1, threshold_of(secure.threshold, len(topology.workers)) - config.privacy.colluders)
 
 
-def make_counts_level(config: Config, rule: Counts, task: Counted, masking: Masking | None) -> CountsLevel:
+def make_counts_level(config: Config, rule: CountRule, task: Counted, masking: Masking | None) -> CountsLevel:
     """Make the mechanism; a silo's files are opened, or made, where its rows are. masking: of a secure sum."""
     plan, settings = rule.plan, config.stats.privacy
 
@@ -72,7 +73,7 @@ def make_counts_level(config: Config, rule: Counts, task: Counted, masking: Mask
     return CountsLevel(terms_of(config, rule), plan.silos, open_silo, units, cells, masking)
 
 
-def terms_of(config: Config, rule: Counts) -> CountTerms:
+def terms_of(config: Config, rule: CountRule) -> CountTerms:
     """Public numbers of the promise, if there is one."""
     settings, plan = config.stats.privacy, rule.plan
     releases = tuple(len(plan.in_round(round)) for round in range(plan.rounds))
@@ -86,7 +87,7 @@ def terms_of(config: Config, rule: Counts) -> CountTerms:
 
 
 def unit_named(settings: StatsPrivacy | None) -> str:
-    """What is counted, for people."""
+    """Say what is counted, for people."""
     unit = "row" if settings is None else settings.unit
     return f"person (column {unit.column})" if isinstance(unit, PersonUnit) else unit
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
+from fedtorch.algorithms.counts import Counts
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.mechanism import Mechanism
@@ -21,8 +22,7 @@ from fedtorch.setup.data_ledger import data_ledger
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.record import make_record_level
 from fedtorch.setup.rules.sums import is_public
-from fedtorch.stats.algorithm import Counts
-from fedtorch.stats.task import Counted
+from fedtorch.tasks.counted import Counted
 
 OPENINGS = "openings.jsonl"
 
@@ -38,7 +38,7 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
     is_new = start is None and resume == "never"
     if isinstance(plan.algorithm, Counts) and isinstance(plan.task, Counted):
         masking = make_masking(plan, is_server=is_server, is_new=is_new)
-        return make_counts_level(plan.config, plan.algorithm, plan.task, masking)
+        return make_counts_level(plan.config, plan.algorithm.rule, plan.task, masking)
     if plan.config.privacy.kind == "none":
         return make_plain(plan, is_server=is_server, is_new=is_new)
     if plan.config.privacy.kind == "record":

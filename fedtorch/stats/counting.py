@@ -20,7 +20,7 @@ Choose = Callable[[bytes, Sequence[bytes], int], Sequence[bytes]]
 
 @dataclass(frozen=True)
 class CountedRow:
-    """What of a row can be counted."""
+    """Facts of a row that can be counted."""
 
     split: str
     """train, dev or test"""
@@ -47,7 +47,7 @@ class Unit:
 
     @property
     def name(self) -> bytes:
-        """What tells it from others of the silo: its rows; two alike are alike."""
+        """Digests of its rows, which tell it from others of the silo; two alike are alike."""
         return b"".join(row.digest for row in self.rows)
 
 

@@ -69,7 +69,7 @@ class Search:
     """where there is no noise: the least count that is followed"""
 
     def beginnings(self, vector: Vector, level: int) -> list[bytes]:
-        """What is announced for a level: ascending, of so many bytes each. vector: with the levels before it."""
+        """Beginnings that are announced for a level: ascending, of so many bytes. vector: with the levels before it."""
         found = [b""]
         for before in range(level):
             place, limit = self._place(before), self.limit(vector, before, len(found))

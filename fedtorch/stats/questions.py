@@ -93,7 +93,7 @@ class CountPlan:
 
     @cached_property
     def rounds(self) -> int:
-        """Of the run: one for known names and the first byte of found ones, one for each further byte, and one more.
+        """Rounds of the run: one for known names and the first byte of found ones, one for each further byte, and one.
 
         The last one is for tables whose cells are names that were found before.
         """
@@ -109,7 +109,7 @@ class CountPlan:
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
-        """Of all rounds, in the order of the vector."""
+        """Places of all rounds, in the order of the vector."""
         found: list[Place] = []
         start = self.rounds * len(self.silos)
         for round in range(self.rounds):
@@ -150,7 +150,7 @@ class CountPlan:
 
     @property
     def releases(self) -> int:
-        """Of all rounds together."""
+        """Tables of all rounds together."""
         return len(self.places)
 
 
@@ -176,7 +176,7 @@ def shown_bins(edges: Sequence[float]) -> tuple[str, ...]:
 
 
 def questions_of(settings: StatsConfig, about: TaskFacts) -> tuple[Question, ...]:
-    """What is asked of a task's rows."""
+    """Questions that are asked of a task's rows."""
     most = settings.most_cells
 
     def asked(name: str, title: str, **more: object) -> Question:

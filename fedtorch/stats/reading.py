@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from fedtorch.stats.algorithm import Counts
 from fedtorch.stats.prefixes import Search, Vector
 from fedtorch.stats.questions import Place, Question, shown_bins
+from fedtorch.stats.rule import CountRule
 from fedtorch.stats.table import Numbers, Stats, Table
 
 
-def read(rule: Counts, vector: Vector, *, min_count: int, **about: Any) -> Stats:
+def read(rule: CountRule, vector: Vector, *, min_count: int, **about: Any) -> Stats:
     """All tables. vector: after all rounds, float64, shape (plan.size,). about: the other fields of `Stats`."""
     plan, noised = rule.plan, bool(rule.noise.multiplier)
     least = None if noised else min_count
@@ -26,7 +26,7 @@ def read(rule: Counts, vector: Vector, *, min_count: int, **about: Any) -> Stats
     return Stats(silos=plan.silos, tables=tuple(found), min_count=least, **about)
 
 
-def _found(rule: Counts, question: Question, vector: Vector) -> Table:
+def _found(rule: CountRule, question: Question, vector: Vector) -> Table:
     """Names with what they were counted as, and what a whole count had to be above to be shown."""
     search = rule.search(question.name)
     names = search.names(vector, rule.plan.rounds)
@@ -52,7 +52,7 @@ def _limit(search: Search, vector: Vector) -> float:
     return max(search.limit(vector, level, len(search.beginnings(vector, level))) for level in levels)
 
 
-def _known(rule: Counts, question: Question, vector: Vector, least: int | None) -> Table:
+def _known(rule: CountRule, question: Question, vector: Vector, least: int | None) -> Table:
     plan = rule.plan
     place = next(each for each in plan.places if each.question == question)
     cells = _cells_of(rule, question, vector, place)
@@ -82,7 +82,7 @@ def _known(rule: Counts, question: Question, vector: Vector, least: int | None) 
     )
 
 
-def _cells_of(rule: Counts, question: Question, vector: Vector, place: Place) -> tuple[str, ...]:
+def _cells_of(rule: CountRule, question: Question, vector: Vector, place: Place) -> tuple[str, ...]:
     if question.edges:
         return shown_bins(question.edges)
     if question.named_by:
@@ -91,7 +91,7 @@ def _cells_of(rule: Counts, question: Question, vector: Vector, place: Place) ->
     return question.cells
 
 
-def _present(rule: Counts, vector: Vector, round: int) -> int:
+def _present(rule: CountRule, vector: Vector, round: int) -> int:
     """How many silos took part in a round."""
     return int(vector[rule.plan.present(round)].sum())
 

@@ -19,8 +19,8 @@ from fedtorch.core.ranges import Count
 from fedtorch.core.update import SIZE
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.persons import OfPersons
-from fedtorch.data.own.prepare import folder_of, prepare
-from fedtorch.data.own.prepared_folder import folder_for
+from fedtorch.data.own.prepare import prepare
+from fedtorch.data.own.prepared_folder import folder_for, name_of_rows
 from fedtorch.data.own.rows import PERSON, Form
 from fedtorch.models.adapters.lora import has_adapter
 from fedtorch.models.adapters.saved import base_digests, bases_elsewhere, save_adapted, saved_keys
@@ -127,10 +127,8 @@ class OwnTask(InFolder):
 
     @property
     def ledgers(self) -> Path:
-        """One for the rows, whatever labels are declared, and whoever is the unit."""
-        data = replace(self.data, labels=(), person=None)
-        named = folder_of(data, self.task_kind, {}).name if data.prepared is None else self.folder.name
-        return self.folder.resolve().with_name(named + SILOS)
+        """One folder for the rows, whatever labels are declared, and whoever is the unit."""
+        return self.folder.resolve().with_name(name_of_rows(self.data, self.task_kind, self.folder) + SILOS)
 
     def prepare_into(self, folder: Path) -> list[int]:
         """Write the prepared rows, and the vocabulary of a random model; how many rows each client has."""

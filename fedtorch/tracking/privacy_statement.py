@@ -72,7 +72,7 @@ def _of_records(said: Mapping[str, Any]) -> str:
 
 
 def _of_counts(said: Mapping[str, Any]) -> str:
-    """Of a run that counted rows: one promise for all its tables."""
+    """Say what a run promised that counted rows: one promise for all its tables."""
     noise = "noise of each silo's own on every number"
     if said["noise_at"] == "shared":
         noise = f"shares of the noise on every sum, of which {said['honest']} are enough"

@@ -21,7 +21,7 @@ from fedtorch.setup.counting import units_of
 from fedtorch.stats.counting import words_of
 from fedtorch.stats.settings import PersonUnit, StatsPrivacy, Words
 from fedtorch.stats.table import Stats
-from fedtorch.stats.task import Counted
+from fedtorch.tasks.counted import Counted
 
 pytest.importorskip("cryptography")
 CANARY = "xylophonist"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from fedtorch.algorithms.counts import Counts
 from fedtorch.core.errors import ConfigError
 from fedtorch.privacy.secure_sum.terms import threshold_of
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
-from fedtorch.stats.algorithm import Counts
 from fedtorch.stats.questions import BRANCHES
 
 MOST_CELLS = 1 << 26
@@ -44,7 +44,7 @@ def the_server_has_no_rows(plan: Plan) -> None:
 def the_numbers_fit(plan: Plan) -> None:
     """Refuse so many beginnings and bytes of names that are to be found that the vector of counts fits no machine."""
     assert isinstance(plan.algorithm, Counts)
-    cells = plan.algorithm.plan.size
+    cells = plan.algorithm.rule.plan.size
     if cells > MOST_CELLS:
         raise ConfigError(
             f"stats asks for {cells} numbers, {MOST_CELLS} at most; a byte of found names takes {BRANCHES} for each "
