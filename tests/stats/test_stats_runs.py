@@ -18,6 +18,7 @@ from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.main import main
 from fedtorch.setup.counting import units_of
+from fedtorch.setup.plan import Plan
 from fedtorch.stats.counting import words_of
 from fedtorch.stats.settings import PersonUnit, StatsPrivacy, Words
 from fedtorch.stats.table import Stats
@@ -221,3 +222,42 @@ def test_a_file_of_something_else_is_named(here: Path) -> None:
         Stats.read(here)
     with pytest.raises(DataError, match="cannot be read"):
         Stats.read(here / "nothing")
+
+
+def test_rows_of_two_silos_are_counted_and_their_digests_are_nowhere(here: Path) -> None:
+    key = here / "recur.key"
+    key.write_text("known to silos alone, and to nobody else")
+    key.chmod(0o600)
+    folder = prepare(here, stats={"recur": {"key": str(key), "rows": 40}, "min_count": 1, "words": None})
+    rows = [json.loads(line) for line in (here / "rows.jsonl").read_text().splitlines()]
+    same = [{**row, "home": "south", "text": row["text"].upper()} for row in rows if row["home"] == "north"][:7]
+    write_rows(here / "rows.jsonl", [*rows, *same, {**rows[2], "home": "north"}])
+    recur = counted(folder).table("recur")
+    assert recur is not None and dict(zip(recur.cells, recur.pooled, strict=True)) == {
+        "north, south": 7.0, "north, west": 1.0, "south, west": 0.0}  # fmt: skip
+    state = max((here / "run-stats" / "checkpoints").rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    from safetensors.torch import load_file
+
+    vector = next(tensor for name, tensor in load_file(state).items() if name.endswith("counts"))
+    rule = Plan.of(yaml_config.load(folder / "count.yaml"), 1).algorithm.rule  # type: ignore[attr-defined]
+    assert not vector[rule.plan.of("digests").start : rule.plan.of("digests").stop].any()
+    assert vector[rule.plan.of("recur").block(0)].tolist() == [7.0, 1.0, 0.0]
+
+
+def test_rows_cannot_be_compared_without_room_key_or_server(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    key = here / "recur.key"
+
+    def code(**recur: Any) -> int:
+        folder = prepare(here, stats={"recur": {"key": str(key), **recur}, "words": None})
+        return main(["--config", str(folder / "count.yaml")])
+
+    assert code() == 8 and "cannot be read" in capfd.readouterr().err
+    key.write_text("short")
+    key.chmod(0o600)
+    assert code() == 2 and "has 5 bytes instead of 32" in capfd.readouterr().err
+    key.write_text("known to silos alone, and to nobody else")
+    assert code(rows=12) == 3 and "has 30 different rows, above stats.recur.rows 12" in capfd.readouterr().err
+    with pytest.raises(ConfigError, match="under whose masks nothing can be compared"):
+        yaml_config.load(prepare(here, stats={"recur": {"key": str(key)}}, privacy=SECRET) / "count.yaml")
+    with pytest.raises(ConfigError, match="with which no exact number of rows may leave"):
+        yaml_config.load(prepare(here, stats={"recur": {"key": str(key)}, "privacy": {"epsilon": 1.0}}) / "count.yaml")
