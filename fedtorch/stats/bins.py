@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fedtorch.stats.table import Stats, Table
@@ -86,6 +86,22 @@ class Bins:
         found = rows - share * (rows + more)
         spread = math.hypot((1 - share) * self._noise(len(before)), share * self._noise(len(beyond)))
         return found + spread if most else found - spread
+
+
+def public_edges(longest: int, cuts: Collection[int] = ()) -> tuple[float, ...]:
+    """0, the powers of √2 from 1 up to the first above `longest`, rounded up to whole numbers, and infinity.
+
+    cuts: lengths for which it is to be exact how many rows are longer; a bin ends above each.
+    """
+    last = 2 * math.ceil(math.log2(longest + 1)) if longest > 0 else 0
+    powers = {float(math.ceil(2.0 ** (half / 2))) for half in range(last + 1)}
+    return tuple(sorted({0.0, *powers, *(cut + 1.0 for cut in cuts), math.inf}))
+
+
+def bin_names(edges: Sequence[float]) -> tuple[str, ...]:
+    """Names of the bins between edges, as whole numbers: `[16, 23)`; the last one `[23, inf)`."""
+    ends = [f"{math.ceil(edge)}" if math.isfinite(edge) else "inf" for edge in edges]
+    return tuple(f"[{low}, {high})" for low, high in zip(ends, ends[1:], strict=False))
 
 
 def longest_below(edge: float) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from fedtorch.report.html_heat import heat_map
@@ -22,18 +22,23 @@ MOST_DRAWN = 6
 """Silos whose lengths are drawn beside one another."""
 
 
-def page(stats: Stats, proposed: str = "") -> str:
+def page(
+    stats: Stats, proposed: str = "", *, title: str = "", remarks: Mapping[str, Sequence[str]] | None = None
+) -> str:
     """Return the page: who sees what, a heat map of silos by labels, lengths, names, proposals.
 
-    proposed: YAML with proposals; empty: there is no such section. Every name in it is escaped, and a browser loads
-    nothing but the page.
+    Every name in it is escaped, and a browser loads nothing but the page.
+
+    Args:
+        proposed: YAML with proposals; empty: there is no such section.
+        title: the page's heading; empty: how many silos there are.
+        remarks: heading -> sentences that the page begins with; None: who sees which number.
     """
     silos = "one silo has" if len(stats.silos) == 1 else f"{len(stats.silos)} silos have together"
     labels = label_table(stats)
-    parts = [
-        f"<p>{escape(', '.join(stats.silos))}</p>",
-        section("What each number tells about whom", "".join(f"<p>{escape(line)}</p>" for line in who_sees(stats))),
-    ]
+    said = {"What each number tells about whom": who_sees(stats)} if remarks is None else remarks
+    parts = [f"<p>{escape(', '.join(stats.silos))}</p>"]
+    parts += [section(head, "".join(f"<p>{escape(line)}</p>" for line in lines)) for head, lines in said.items()]
     for grid in grids(stats):
         of = stats.table(grid.name)
         picture = ""
@@ -47,7 +52,7 @@ def page(stats: Stats, proposed: str = "") -> str:
         parts.append(
             section("Proposals", body + note("`fedtorch init FILE --from-stats RUN` writes them into a config."))
         )
-    return document(f"What {silos}", *parts)
+    return document(title or f"What {silos}", *parts)
 
 
 def _table(grid: Grid) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from fedtorch.data.own.overview import ClientRows
-from fedtorch.stats.bins import Bins, in_words, longest_below
+from fedtorch.stats.bins import Bins, bin_names, in_words, longest_below, public_edges
 from fedtorch.stats.table import Stats, Table
 
 EDGES = (0.0, *(2 ** (k / 2) for k in range(17)), math.inf)
@@ -91,3 +91,13 @@ def test_bounds_are_whole_numbers_in_words() -> None:
     assert in_words((2**4.5, 32.0)) == "23 to 31" and in_words((16.0, 2**4.5)) == "16 to 22"
     assert in_words((1.0, 2.0)) == "1" and in_words((512.0, math.inf)) == "512 or more" and in_words(None) == "-"
     assert longest_below(129.0) == 128 and longest_below(2**4.5) == 22 and longest_below(math.inf) is None
+
+
+def test_public_edges_are_powers_of_the_root_of_two_and_what_must_be_exact() -> None:
+    assert public_edges(0) == (0.0, 1.0, math.inf)
+    assert public_edges(3) == (0.0, 1.0, 2.0, 3.0, 4.0, math.inf)  # 2.83 is rounded up
+    assert public_edges(4) == (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, math.inf) and public_edges(2, [3, 1]) == public_edges(
+        3
+    )
+    assert public_edges(1, [100])[-2:] == (101.0, math.inf)
+    assert bin_names((0.0, 1.0, 2**4.5, math.inf)) == ("[0, 1)", "[1, 23)", "[23, inf)")
