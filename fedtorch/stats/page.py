@@ -11,7 +11,7 @@ from fedtorch.report.html_table import note, section, table
 from fedtorch.report.svg import Bar, bar_chart
 from fedtorch.stats.bins import Bins
 from fedtorch.stats.said import who_sees
-from fedtorch.stats.shown import ALL, Grid, grids, label_table, number
+from fedtorch.stats.shown import ALL, Grid, grids, heading, label_table, number
 from fedtorch.stats.table import Stats, Table
 
 NAME = "stats.html"
@@ -34,7 +34,6 @@ def page(
         title: the page's heading; empty: how many silos there are.
         remarks: heading -> sentences that the page begins with; None: who sees which number.
     """
-    silos = "one silo has" if len(stats.silos) == 1 else f"{len(stats.silos)} silos have together"
     labels = label_table(stats)
     said = {"What each number tells about whom": who_sees(stats)} if remarks is None else remarks
     parts = [f"<p>{escape(', '.join(stats.silos))}</p>"]
@@ -52,7 +51,7 @@ def page(
         parts.append(
             section("Proposals", body + note("`fedtorch init FILE --from-stats RUN` writes them into a config."))
         )
-    return document(title or f"What {silos}", *parts)
+    return document(title or heading(stats), *parts)
 
 
 def _table(grid: Grid) -> str:

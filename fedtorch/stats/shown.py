@@ -116,7 +116,7 @@ def _facts(stats: Stats, tables: Sequence[Table]) -> Grid:
 
     rows = [row(silo, silo) for silo in stats.silos if any(table.silos for table in tables)]
     notes = ["JS: Jensen–Shannon divergence of the labels to those of all, in bits; 0 is alike"] if apart else []
-    title = f"What {_silos(stats)} have (unit: {stats.unit})"
+    title = f"{heading(stats)} (unit: {stats.unit})"
     return Grid(
         tables[0].name, title, ("silo", *heads, *["JS"] * bool(apart)), tuple(rows), row(ALL, None), tuple(notes)
     )
@@ -180,5 +180,6 @@ def _notes(table: Table) -> Iterator[str]:
         yield f"Shown is what was counted more than {table.threshold:.4g} times."
 
 
-def _silos(stats: Stats) -> str:
-    return "one silo" if len(stats.silos) == 1 else f"{len(stats.silos)} silos together"
+def heading(stats: Stats) -> str:
+    """Heading of the page and of the first table."""
+    return "What one silo has" if len(stats.silos) == 1 else f"What {len(stats.silos)} silos have together"

@@ -109,12 +109,18 @@ def train_from(stats: Stats, folder: Path, *, kind: Kind | None = None, size: in
         "unit": stats.unit,
         "protection": promise(stats),
         "noise on each count": f"standard deviation {table.deviation:g}" if table.deviation else "none",
-        "a word is shown above": table.threshold if table.threshold is not None else stats.min_count,
+        "a word is shown if it is counted": _shown_from(stats, table),
         "words of a unit at most": table.most,
         "privacy": dict(stats.privacy),
     }
     kind = kind or ("wordpiece" if stats.task in LABELLED else "bpe")
     return train(words_of(table), folder, kind=kind, size=size, about=about)
+
+
+def _shown_from(stats: Stats, table: Table) -> str:
+    if table.threshold is not None:
+        return f"more than {table.threshold:.4g} times"
+    return "at all" if stats.min_count is None else f"{stats.min_count} times or more"
 
 
 def _texts(counts: Mapping[str, int], divisor: float) -> Iterator[list[str]]:

@@ -26,7 +26,7 @@ def cells(part: str) -> list[list[str]]:
 def test_every_question_has_a_section_and_the_page_loads_nothing() -> None:
     text = page(exact(), "task: # a <b>\n")
     found = sections(text)
-    heads = ["What each number tells about whom", "What 3 silos together have (unit: row)", "labels", "tokens", "words"]
+    heads = ["What each number tells about whom", "What 3 silos have together (unit: row)", "labels", "tokens", "words"]
     assert list(found) == [*heads, "Proposals"]
     assert (
         POLICY in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,13 @@ def test_card_and_file_say_how_it_was_made_and_no_word(tmp_path: Path) -> None:
     assert "epsilon 2.5 at delta 1e-05" in card and "standard deviation 3" in card and "2 silos" in card
     assert "fever" not in card + json.dumps(facts)
     assert words_of(a_run().tables[0]) == {"fever": 90.2, "x|y": 41.0}
-    train_from(a_run(privacy={}), tmp_path)
+    assert "more than 9 times" in card
+    few = replace(a_run().tables[0], threshold=None)
+    train_from(a_run(privacy={}, tables=(few,)), tmp_path)
+    assert "| at all |" in (tmp_path / "README.md").read_text()
+    train_from(a_run(privacy={}, tables=(few,), min_count=5, task="causal_lm"), tmp_path)
+    assert "5 times or more" in (tmp_path / "README.md").read_text()
+    assert json.loads((tmp_path / "made_of.json").read_text())["kind"] == "bpe"
     assert "none: the numbers are exact" in (tmp_path / "README.md").read_text()
 
 
