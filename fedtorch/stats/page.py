@@ -45,7 +45,7 @@ def page(
             picture = _bars(stats, of)
         elif of is not None and of is labels and of.silos:
             picture = _heat(stats, of)
-        parts.append(section(grid.title, picture + _table(grid)))
+        parts.append(section(grid.title, (f"<figure>{picture}</figure><br>" if picture else "") + _table(grid)))
     if proposed:
         body = f"<pre class='wide'>{escape(proposed)}</pre>"
         parts.append(
@@ -63,7 +63,7 @@ def _table(grid: Grid) -> str:
 def _heat(stats: Stats, of: Table) -> str:
     """Silos by labels; the noise of all numbers is told once, below it."""
     counts = {silo: dict(zip(of.cells, numbers, strict=True)) for silo, numbers in of.silos.items()}
-    shown = heat_map(counts, lambda count: number(count, 0.0, stats.min_count)[0])
+    shown = heat_map(counts, lambda count: number(count, 0.0, stats.min_count)[0], head="silo")
     return shown + (note(f"Each number is ± {of.silo_deviation:.2g}.") if of.silo_deviation else "")
 
 
