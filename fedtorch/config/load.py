@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from fedtorch.config import counting
 from fedtorch.config.companions import Companion, described, named
 from fedtorch.config.find import find, run_name
 from fedtorch.config.layers import overlay, read_dict, read_file, read_override
@@ -68,6 +69,8 @@ def load(given: Given | Sequence[Given] | None = None, overrides: Overrides = ()
     if isinstance(run, dict):
         run.setdefault("name", "+".join(names) or "run")
     config = _build(tree)
+    if config.paradigm == "stats":
+        config = counting.whole(config)
     companions(config, tree)  # so that what is wrong in `compare` shows now and not after hours of training
     return config
 

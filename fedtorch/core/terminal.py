@@ -16,6 +16,9 @@ from fedtorch.core.shown import plain
 
 WIDTH = 120
 """Letters of a line in a file or a pipe."""
+Cell = tuple[str, str | float | None]
+"""What is shown in a table, and what a column is sorted by where it can be."""
+NOTHING: Cell = ("-", None)
 ROWS_SHOWN = 20
 """Rows of a table; more are counted."""
 

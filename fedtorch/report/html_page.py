@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from fedtorch.core.terminal import Cell
 from fedtorch.report.find_runs import Found
 from fedtorch.report.groups import Group, differences
 from fedtorch.report.html_curves import curves
 from fedtorch.report.html_heat import heat_map
 from fedtorch.report.html_scores import clients_table, runs_table, scores_table, splits, spread_table
 from fedtorch.report.html_style import document
-from fedtorch.report.html_table import Cell, note, section, table
+from fedtorch.report.html_table import note, section, table
 from fedtorch.tracking.privacy_statement import promise
 from fedtorch.tracking.trust_statement import checked
 

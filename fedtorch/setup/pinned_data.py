@@ -87,7 +87,7 @@ def check_task(config: Config) -> InFolder:
             f"system.placement is pinned but the task `{config.task_name}` needs the files of all clients on every "
             "rank; set system.placement to balanced"
         )
-    if problem := task.pinned_problem():
+    if problem := task.pinned_problem(learns=config.paradigm != "stats"):
         raise ConfigError(f"system.placement is pinned but {problem}, or set system.placement to balanced")
     return task
 
@@ -123,6 +123,10 @@ def _own(
 
 def _told(config: Config, name: str, entry: Entry) -> Entry:
     """A client's entry as others get it; of one whose rows are to be hidden what is declared."""
+    if config.paradigm == "stats":  # how many rows it has is told by its counts, if at all
+        if not any(facts["examples"] for facts in entry["splits"].values()):
+            raise DataError("it has no row that could be counted")
+        return {"splits": {"train": {"examples": 1}}}
     if config.privacy.kind != "record" or not entry["splits"].get("train", {}).get("examples"):
         return entry
     there, scores = entry["splits"], config.privacy.eval

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from fedtorch.core.terminal import print_table
+from fedtorch.core.terminal import NOTHING, Cell, print_table
 from fedtorch.data.own.overview import label_divergence
-from fedtorch.report.html_table import NOTHING, Cell
 from fedtorch.stats.bins import Bins, in_words, longest_below
 from fedtorch.stats.said import who_sees
 from fedtorch.stats.table import Numbers, Stats, Table

@@ -8,7 +8,7 @@ from dataclasses import replace
 from counted_tables import exact, hidden, labels, lengths, noised, noised_by_silo, table
 
 from fedtorch.report.html_style import POLICY
-from fedtorch.stats.page import MOST_DRAWN, MOST_ROWS, page
+from fedtorch.report.stats_page import MOST_DRAWN, MOST_ROWS, page
 from fedtorch.stats.said import who_sees
 
 

@@ -1,0 +1,56 @@
+"""Numbers that are not shown: small ones, what they leave over, and others from which they would follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtorch.stats.reading import with_wide_ends, without_small
+
+INF = float("inf")
+
+
+def shown(rows: dict[str, list[int]], *, parts: bool, least: int = 5) -> tuple[Any, Any]:
+    each = {name: np.array(row, dtype=float) for name, row in rows.items()}
+    return without_small(np.sum(list(each.values()), axis=0), each if len(each) > 1 else {}, least, parts=parts)
+
+
+def test_small_numbers_are_hidden_and_so_is_what_they_would_follow_from() -> None:
+    pooled, _ = shown({"all": [3, 40, 60]}, parts=False)
+    assert pooled == (None, 40.0, 60.0)
+    pooled, _ = shown({"all": [3, 40, 60]}, parts=True)  # who knows that there are 103 would know the 3
+    assert pooled == (None, None, 60.0)
+    pooled, _ = shown({"all": [98, 2]}, parts=True)  # 98 of 100 tells of the 2
+    assert pooled == (None, None)
+
+
+def test_a_small_number_of_a_silo_does_not_follow_from_those_of_the_others() -> None:
+    pooled, each = shown({"a": [2, 30], "b": [20, 30], "c": [10, 30]}, parts=False)
+    assert pooled == (32.0, 90.0)
+    assert each["a"] == (None, 30.0) and each["c"] == (None, 30.0) and each["b"] == (20.0, 30.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3), min_size=2, max_size=5), st.booleans())
+def test_no_line_of_known_sum_has_one_hidden_number(rows: list[list[int]], parts: bool) -> None:
+    named = {f"silo{at}": row for at, row in enumerate(rows)}
+    pooled, each = shown(named, parts=parts)
+    for at in range(3):
+        assert [pooled[at], *(row[at] for row in each.values())].count(None) != 1
+    for row, numbers in [(named[name], row) for name, row in each.items()] + [([0] * 3, pooled)]:
+        assert not parts or numbers.count(None) != 1
+        assert all(number is None or number >= 5 for number in numbers)
+        assert numbers is pooled or all(n is None or n == float(r) for n, r in zip(numbers, row, strict=True))
+
+
+def test_the_first_and_the_last_bin_are_wide_enough_to_be_shown() -> None:
+    edges = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, INF)
+    rows = [np.array([0.0, 1.0, 2.0, 9.0, 3.0, 0.0]), np.array([0.0, 0.0, 3.0, 9.0, 1.0, 1.0])]
+    found, merged = with_wide_ends(edges, rows, 5)
+    assert found == (0.0, 4.0, 8.0, INF)
+    assert [row.tolist() for row in merged] == [[3.0, 9.0, 3.0], [3.0, 9.0, 2.0]]
+    few, one = with_wide_ends(edges, [np.array([0.0, 1.0, 0.0, 1.0, 0.0, 0.0])], 5)
+    assert few == (0.0, INF) and one[0].tolist() == [2.0]
