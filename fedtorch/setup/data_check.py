@@ -22,11 +22,11 @@ from fedtorch.core.files import replace_file
 from fedtorch.core.scores import sharers
 from fedtorch.core.shown import plain
 from fedtorch.core.terminal import PlainConsole, log_to_terminal, print_table
+from fedtorch.report.stats_page import page
 from fedtorch.setup.data_units import HEADS, unit_table
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import check_data
 from fedtorch.stats.of_overview import stats_of
-from fedtorch.stats.page import page
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.own_overview import ClientRows, Overview, draw, overview, some_rows
 

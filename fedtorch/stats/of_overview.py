@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from fedtorch.data.own.overview import ClientRows, Overview
-from fedtorch.stats.bins import bin_names, public_edges
+from fedtorch.stats.counting import bin_of
+from fedtorch.stats.questions import bins, shown_bins
 from fedtorch.stats.table import Stats, Table
 
 
@@ -15,7 +15,7 @@ def stats_of(overview: Overview, max_length: int, tokenizer: str) -> Stats:
     """Exact numbers of rows, labels of train, and tokens, all shown. tokenizer: its name, for people."""
     total, clients = overview.total(), overview.clients
     splits = tuple(total.rows)
-    edges = public_edges(max(total.tokens, default=0), [max_length])
+    edges = bins(max(total.tokens, default=1) + 1, [max_length])
     labels = tuple(label for label, count in total.labels.most_common() if count)
     is_one = total.labels.total() == total.rows.get("train", 0)
     counts = {name: [own.rows.get(split, 0) for split in splits] for name, own in clients.items()}
@@ -26,13 +26,13 @@ def stats_of(overview: Overview, max_length: int, tokenizer: str) -> Stats:
     counts = {name: [own.labels[label] for label in labels] for name, own in clients.items()}
     tables.append(_table("labels", "labels of train", labels, counts, parts=is_one))
     counts = {name: _binned(own, edges) for name, own in clients.items()}
-    tables.append(_table("tokens", f"tokens, by {tokenizer}", bin_names(edges), counts, edges=edges, parts=True))
+    tables.append(_table("tokens", f"tokens, by {tokenizer}", shown_bins(edges), counts, edges=edges, parts=True))
     kept = tuple(table for table in tables if table.cells)
     return Stats("row", tuple(clients), kept, None, tokenizer, max_length, task=overview.name)
 
 
 def _binned(rows: ClientRows, edges: Sequence[float]) -> list[int]:
-    counts = Counter(bisect_right(edges, tokens) - 1 for tokens in rows.tokens)
+    counts = Counter(bin_of(edges, tokens) for tokens in rows.tokens)
     return [counts[place] for place in range(len(edges) - 1)]
 
 

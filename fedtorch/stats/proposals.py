@@ -109,7 +109,7 @@ def _length_of_what_is_shown(whole: Bins, by: str, why: dict[str, str]) -> int |
     beyond = (
         f"no number is more than {SIGMAS:g} standard deviations of the noise above 0"
         if whole.deviation
-        else f"each number is below {whole.hidden + 1}"
+        else "no number is shown"
     )
     why["max_length"] = (
         f"{by}; beyond it {beyond}, so it stays open whether more than {LONGER:.0%} of the rows are longer"

@@ -61,8 +61,8 @@ def test_a_number_that_is_not_shown_and_noise_are_told() -> None:
     assert number(12.4, 3.14159, None) == ("12 ± 3.1", 12.4) and number(-0.2, 1.0, None)[0] == "0 ± 1"
     assert share(None) == ("-", None) and share(0.25) == ("25.0%", 0.25) and share(0.25, 0.3)[0] == "25.0% (≤ 30.0%)"
     assert texts(hidden(exact()), "rows")[2] == ["west", "20", "< 5", "< 5", "20", "< 5", "0.000"]
-    # two numbers are hidden beyond 32, each 4 at most: 54 shown of 198
-    assert texts(hidden(exact()), "tokens")[-1][4] == f"{54 / 198:.1%} (≤ {62 / 198:.1%})"
+    # numbers are hidden beyond 64: 54 are shown of 198, and 2 of all 200 are in none that is
+    assert texts(hidden(exact()), "tokens")[-1][4] == f"{54 / 198:.1%} (≤ {56 / 198:.1%})"
     assert texts(noised(exact()), "labels") == [["bad", "105 ± 2"], ["good", "95 ± 2"]]
     assert texts(noised(exact()), "rows") == [["all", "200 ± 2", "20 ± 2", "10 ± 2", "200 ± 2", "4 ± 2"]]
     assert texts(noised_by_silo(exact()), "labels")[0] == ["bad", "105 ± 3.5", "75 ± 2", "20 ± 2", "10 ± 2"]

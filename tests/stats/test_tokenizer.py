@@ -89,6 +89,15 @@ def test_without_a_size_pieces_are_joined_until_each_word_is_one(tmp_path: Path)
     assert small.entries == least_size() + 2
 
 
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_words_without_capitals_are_those_of_texts_with_them(tmp_path: Path, kind: Kind) -> None:
+    train({"fever": 9.0, "élan": 5.0}, tmp_path / "low", kind=kind, lower=True)
+    train({"fever": 9.0, "élan": 5.0}, tmp_path / "as_is", kind=kind)
+    low, as_is = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("low", "as_is"))
+    assert low("FEVER Élan").input_ids == low("fever élan").input_ids == as_is("fever élan").input_ids
+    assert len(as_is("FEVER").input_ids) > len(low("FEVER").input_ids) == 3
+
+
 def test_counts_of_more_words_than_are_read_are_all_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_tokenizer, "MOST_READ", 100)
     made = train({"fever": 3000.0, "cough": 1000.0, "rare": 5.0}, tmp_path / "many", kind="bpe")
