@@ -12,7 +12,7 @@ from fedtorch.core.errors import DataError
 from fedtorch.core.files import replace_file
 from fedtorch.core.shown import markdown_row
 from fedtorch.data.own.first_config import LABELLED
-from fedtorch.stats.said import promise
+from fedtorch.stats.said import how_often, promise
 from fedtorch.stats.table import Stats, Table
 from fedtorch.text.byte_bpe import Kind, least_size, train_subwords
 
@@ -115,18 +115,12 @@ def train_from(
         "unit": stats.unit,
         "protection": promise(stats),
         "noise on each count": f"standard deviation {table.deviation:g}" if table.deviation else "none",
-        "a word is shown if it is counted": _shown_from(stats, table),
+        "a word is shown if it is counted": how_often(table) or "at all",
         "words of a unit at most": table.most,
         "privacy": dict(stats.privacy),
     }
     kind = kind or ("wordpiece" if stats.task in LABELLED else "bpe")
     return train(words_of(table), folder, kind=kind, size=size, lower=lower, about=about)
-
-
-def _shown_from(stats: Stats, table: Table) -> str:
-    if table.threshold is not None:
-        return f"more than {table.threshold:.4g} times"
-    return "at all" if stats.min_count is None else f"{stats.min_count} times or more"
 
 
 def _texts(counts: Mapping[str, int], divisor: float) -> Iterator[list[str]]:

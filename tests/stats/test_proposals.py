@@ -78,11 +78,16 @@ def test_found_labels_are_proposed_and_labels_of_other_tasks_are_not() -> None:
     found = table("found_labels", ("sun", "rain"), {"east": (9, 8)}, "found", threshold=4.25)
     run = exact(tables=(found,))
     assert proposals(run, RUN).labels == ("sun", "rain")
-    assert proposals(run, RUN).why["labels"] == "found in silos' rows, each more than 4.25 times"
-    assert proposals(exact(found), RUN).labels == ("bad", "good")
+    assert proposals(run, RUN).why["labels"] == "found in silos' rows, each 4.25 times or more"
+    both = proposals(exact(found), RUN)  # found, and then counted by silo
+    assert both.labels == ("bad", "good") and both.why["labels"] == "found in silos' rows, each 4.25 times or more"
     assert proposals(replace(run, task="seq2seq"), RUN).labels == ()
     kinds = table("entities", ("PER", "LOC"), {"east": (9, 8)})
-    assert proposals(exact(tables=(kinds,), task="token_classification"), RUN).labels == ("PER", "LOC")
+    spans = exact(tables=(kinds,), task="token_classification")
+    assert proposals(spans, RUN).labels == ("PER", "LOC")
+    assert proposals(spans, RUN).why["labels"] == "those that silos counted by"
+    one = table("entities", ("PER", "LOC"), {"east": (9, 0), "west": (9, 8)})
+    assert remarks(exact(tables=(one,))) == ["west: it alone has the label 'LOC'"]
 
 
 def test_the_yaml_is_laid_over_a_config_and_names_cannot_leave_their_line(tmp_path: Path) -> None:

@@ -36,11 +36,24 @@ def test_small_facts_of_a_silo_stand_in_one_row() -> None:
 def test_names_have_the_most_frequent_first_and_a_column_for_each_silo() -> None:
     assert grid(exact(), "words").heads == ("found", "all", "east", "north", "west")
     assert texts(exact(), "words") == [["cough", "73", "60", "10", "3"], ["fever", "69", "40", "20", "9"]]
-    assert grid(exact(), "words").notes == ("Shown is what was counted more than 9.5 times.",)
+    assert grid(exact(), "words").notes == ("Shown is what was counted 9.5 times or more.",)
     many = {f"silo{i}": (1.0, 2.0) for i in range(10)}
     found = grid(exact(labels(many), silos=tuple(many)), "labels")
     assert len(found.heads) == 2 + 8 and found.notes == ("2 more silos stand on the page and in the file.",)
     assert grid(exact(labels(many, most=3), silos=tuple(many)), "labels").notes[0] == "A unit is in 3 cells at most."
+
+
+def test_labels_that_were_found_stand_in_one_table() -> None:
+    found = replace(table("found_labels", ("good", "bad"), {"east": (95, 105)}, "found", threshold=5.0), silos={})
+    names = [each.name for each in grids(exact(found))]
+    assert names == ["rows", "labels", "tokens", "words"]
+    assert grid(exact(found), "labels").notes == (
+        "Nobody declared these labels: they were found.",
+        "Shown is what was counted 5 times or more.",
+    )
+    near = grid(noised(exact(found)), "labels").notes
+    assert "Shown is what was counted more than 5 times." in near
+    assert grid(exact(tables=(found,)), "found_labels").notes == ("Shown is what was counted 5 times or more.",)
 
 
 def test_lengths_have_quantiles_in_bounds_and_the_share_that_is_cut() -> None:

@@ -129,7 +129,8 @@ def test_card_and_file_say_how_it_was_made_and_no_word(tmp_path: Path) -> None:
     few = replace(a_run().tables[0], threshold=None)
     train_from(a_run(privacy={}, tables=(few,)), tmp_path)
     assert "| at all |" in (tmp_path / "README.md").read_text()
-    train_from(a_run(privacy={}, tables=(few,), min_count=5, task="causal_lm"), tmp_path)
+    exact = replace(few, threshold=5.0, deviation=0.0)
+    train_from(a_run(privacy={}, tables=(exact,), min_count=5, task="causal_lm"), tmp_path)
     assert "5 times or more" in (tmp_path / "README.md").read_text()
     assert json.loads((tmp_path / "made_of.json").read_text())["kind"] == "bpe"
     assert "none: the numbers are exact" in (tmp_path / "README.md").read_text()
