@@ -67,6 +67,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "setup": {
         "rounds",
+        "report",
         "stats",
         "trainers",
         "algorithms",

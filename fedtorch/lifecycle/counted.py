@@ -48,7 +48,7 @@ def _make_tokenizer(stats: Stats, folder: Path, words: Words) -> None:
     """Train it; where no word was found, or so few pieces are wanted that there is none, say so and leave it."""
     assert words.tokenizer is not None
     try:
-        train_from(stats, folder / TOKENIZER, kind=words.tokenizer, size=words.pieces)
+        train_from(stats, folder / TOKENIZER, kind=words.tokenizer, size=words.pieces, lower=words.lower)
     except (DataError, ConfigError) as error:
         log.warning("no tokenizer is made: %s", error)
 

@@ -13,10 +13,12 @@ Counts = Mapping[str, float | None]
 """label -> rows; None: the number is not shown"""
 
 
-def heat_map(clients: Mapping[str, Counts], shown: Callable[[float | None], str] = str) -> str:
+def heat_map(clients: Mapping[str, Counts], shown: Callable[[float | None], str] = str, *, head: str = "client") -> str:
     """A table whose columns sort: clients with most rows first, labels with most rows first.
 
-    shown: how a number is written. One that is not shown has no colour; of sums with noise none is below 0.
+    A number that is not shown, or below 0 because of noise, has no colour.
+
+    shown: how a number is written. head: heading of the first column.
     """
     labels = [label for label in dict.fromkeys(label for own in clients.values() for label in own)]
     pooled = {label: sum(own.get(label) or 0 for own in clients.values()) for label in labels}
@@ -29,7 +31,7 @@ def heat_map(clients: Mapping[str, Counts], shown: Callable[[float | None], str]
         cells += [_cell(client, label, clients[client].get(label, 0), rows, shown) for label in kept]
         body.append(f"<tr>{''.join(cells)}</tr>")
     more = note(f"The {len(kept)} most frequent of {len(labels)} labels.") if len(labels) > len(kept) else ""
-    return framed(["client", "rows", *kept], "".join(body), "heat") + more
+    return framed([head, "rows", *kept], "".join(body), "heat") + more
 
 
 def _cell(client: str, label: str, count: float | None, rows: float, shown: Callable[[float | None], str]) -> str:

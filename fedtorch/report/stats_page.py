@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from fedtorch.report.html_heat import heat_map
@@ -11,7 +11,7 @@ from fedtorch.report.html_table import note, section, table
 from fedtorch.report.svg import Bar, bar_chart
 from fedtorch.stats.bins import Bins
 from fedtorch.stats.said import who_sees
-from fedtorch.stats.shown import ALL, Grid, grids, label_table, number
+from fedtorch.stats.shown import ALL, Grid, grids, heading, label_table, number
 from fedtorch.stats.table import Stats, Table
 
 NAME = "stats.html"
@@ -22,18 +22,22 @@ MOST_DRAWN = 6
 """Silos whose lengths are drawn beside one another."""
 
 
-def page(stats: Stats, proposed: str = "") -> str:
+def page(
+    stats: Stats, proposed: str = "", *, title: str = "", remarks: Mapping[str, Sequence[str]] | None = None
+) -> str:
     """Return the page: who sees what, a heat map of silos by labels, lengths, names, proposals.
 
-    proposed: YAML with proposals; empty: there is no such section. Every name in it is escaped, and a browser loads
-    nothing but the page.
+    Every name in it is escaped, and a browser loads nothing but the page.
+
+    Args:
+        proposed: YAML with proposals; empty: there is no such section.
+        title: the page's heading; empty: how many silos there are.
+        remarks: heading -> sentences that the page begins with; None: who sees which number.
     """
-    silos = "one silo has" if len(stats.silos) == 1 else f"{len(stats.silos)} silos have together"
     labels = label_table(stats)
-    parts = [
-        f"<p>{escape(', '.join(stats.silos))}</p>",
-        section("What each number tells about whom", "".join(f"<p>{escape(line)}</p>" for line in who_sees(stats))),
-    ]
+    said = {"What each number tells about whom": who_sees(stats)} if remarks is None else remarks
+    parts = [f"<p>{escape(', '.join(stats.silos))}</p>"]
+    parts += [section(head, "".join(f"<p>{escape(line)}</p>" for line in lines)) for head, lines in said.items()]
     for grid in grids(stats):
         of = stats.table(grid.name)
         picture = ""
@@ -41,13 +45,13 @@ def page(stats: Stats, proposed: str = "") -> str:
             picture = _bars(stats, of)
         elif of is not None and of is labels and of.silos:
             picture = _heat(stats, of)
-        parts.append(section(grid.title, picture + _table(grid)))
+        parts.append(section(grid.title, (f"<figure>{picture}</figure><br>" if picture else "") + _table(grid)))
     if proposed:
         body = f"<pre class='wide'>{escape(proposed)}</pre>"
         parts.append(
             section("Proposals", body + note("`fedtorch init FILE --from-stats RUN` writes them into a config."))
         )
-    return document(f"What {silos}", *parts)
+    return document(title or heading(stats), *parts)
 
 
 def _table(grid: Grid) -> str:
@@ -59,7 +63,7 @@ def _table(grid: Grid) -> str:
 def _heat(stats: Stats, of: Table) -> str:
     """Silos by labels; the noise of all numbers is told once, below it."""
     counts = {silo: dict(zip(of.cells, numbers, strict=True)) for silo, numbers in of.silos.items()}
-    shown = heat_map(counts, lambda count: number(count, 0.0, stats.min_count)[0])
+    shown = heat_map(counts, lambda count: number(count, 0.0, stats.min_count)[0], head="silo")
     return shown + (note(f"Each number is ± {of.silo_deviation:.2g}.") if of.silo_deviation else "")
 
 

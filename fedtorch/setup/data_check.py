@@ -18,12 +18,15 @@ from tqdm import tqdm
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError, print_error
+from fedtorch.core.files import replace_file
 from fedtorch.core.scores import sharers
 from fedtorch.core.shown import plain
 from fedtorch.core.terminal import PlainConsole, log_to_terminal, print_table
+from fedtorch.report.stats_page import page
 from fedtorch.setup.data_units import HEADS, unit_table
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import check_data
+from fedtorch.stats.of_overview import stats_of
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.own_overview import ClientRows, Overview, draw, overview, some_rows
 
@@ -44,6 +47,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
         picture = args.out or args.config[0].with_name(f"{args.config[0].stem}.check.png")
         draw(found, picture)
         print(f"picture: {picture}")
+        if args.html:
+            write_page(found, task, args.html)
+            print(f"page: {args.html}")
         for client, row in some_rows(task, args.show):
             print(f"{client}: {plain(json.dumps(row, ensure_ascii=False))}")
         if found.problems:
@@ -106,6 +112,22 @@ def show(found: Overview, task: OwnTask) -> None:
         console.print(line, soft_wrap=True)
     for leak in found.leaks:
         console.print(f"  {leak}", soft_wrap=True)
+
+
+def write_page(found: Overview, task: OwnTask, path: Path) -> None:
+    """Write the page of `fedtorch stats`, of clients whose rows all lie here.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    tables = stats_of(found, task.max_length, task.tokenizer or task.source_model.path or "a new tokenizer")
+    remarks = {"Remarks": ["All rows lie here; nothing was sent.", *found.remarks()]}
+    text = page(tables, title=f"{task.task_kind}: what clients have", remarks=remarks)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}); give another name by --html") from error
 
 
 def show_units(config: Config) -> None:
@@ -171,6 +193,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     add_config(parser)
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print N rows of train, texts and all")
+    parser.add_argument("--html", type=Path, metavar="HTML", help="also write a page: labels, lengths, rows of clients")
     parser.add_argument("--out", type=Path, metavar="PNG", help="the picture (CONFIG's name with .check.png)")
     return parser
 

@@ -22,16 +22,22 @@ class Bins:
     """one for each bin; None: not shown"""
     deviation: float
     """of the noise on each of them"""
-    hidden: int
-    """a number that is not shown is taken to be so many at most, and 0 at least"""
+    hidden: float = 0.0
+    """numbers that are not shown add up to so many at most; infinity: nobody knows"""
 
     @classmethod
     def of(cls, stats: Stats, table: Table, silo: str | None = None) -> Bins:
-        """Bins of one silo; None: of all together."""
-        hidden = max(0, (stats.min_count or 1) - 1)
-        if silo is None:
-            return cls(table, table.pooled, table.deviation, hidden)
-        return cls(table, table.silos[silo], table.silo_deviation, hidden)
+        """Bins of one silo; None: of all together.
+
+        Numbers that are not shown are those of the units that are in no bin that is. A single one may be large: it is
+        hidden where another one would follow from it.
+        """
+        numbers = table.pooled if silo is None else table.silos[silo]
+        deviation = table.deviation if silo is None else table.silo_deviation
+        if None not in numbers:
+            return cls(table, numbers, deviation)
+        units = _units(stats, silo)
+        return cls(table, numbers, deviation, math.inf if units is None else max(0.0, units - _sum(numbers)))
 
     def quantile(self, share: float) -> tuple[float, float] | None:
         """Bounds of the least value that more than this share of the rows does not exceed: low ≤ it < high.
@@ -50,17 +56,17 @@ class Bins:
 
     def total(self, *, least: bool = False) -> float:
         """All rows. least: no fewer than so many."""
-        found = math.fsum(number for number in self.numbers if number is not None)
-        return found - least * SIGMAS * self.deviation * math.sqrt(len(self.numbers))
+        return _sum(self.numbers) - least * SIGMAS * self.deviation * math.sqrt(len(self.numbers))
 
     def from_edge(self, place: int) -> float:
         """Rows from an edge on; what is not shown counts as none."""
-        return max(0.0, math.fsum(number for number in self.numbers[place:] if number is not None))
+        return max(0.0, _sum(self.numbers[place:]))
 
     def most_from_edge(self, place: int) -> float:
         """Rows from an edge on: no more than so many."""
         cells = self.numbers[place:]
-        return self.from_edge(place) + sum(each is None for each in cells) * self.hidden + self._noise(len(cells))
+        hidden = self.hidden if None in cells else 0.0
+        return self.from_edge(place) + hidden + self._noise(len(cells))
 
     def share(self, place: int) -> float | None:
         """Share of the rows from an edge on; None: nothing was counted."""
@@ -82,8 +88,12 @@ class Bins:
         most: the largest that it can be, else the least.
         """
         before, beyond = self.numbers[: place + 1], self.numbers[place + 1 :]
-        rows, more = _sum(before, self.hidden if most else 0), _sum(beyond, 0 if most else self.hidden)
-        found = rows - share * (rows + more)
+        rows, more = _sum(before), _sum(beyond)
+        if most and None in before:
+            rows += self.hidden
+        if not most and None in beyond:
+            more += self.hidden
+        found = rows - share * (rows + more) if math.isfinite(rows) else rows
         spread = math.hypot((1 - share) * self._noise(len(before)), share * self._noise(len(beyond)))
         return found + spread if most else found - spread
 
@@ -103,5 +113,12 @@ def in_words(bounds: tuple[float, float] | None) -> str:
     return str(low) if low >= high else f"{low} to {high}"
 
 
-def _sum(numbers: Sequence[float | None], hidden: int) -> float:
-    return math.fsum(hidden if number is None else number for number in numbers)
+def _sum(numbers: Sequence[float | None]) -> float:
+    return math.fsum(number for number in numbers if number is not None)
+
+
+def _units(stats: Stats, silo: str | None) -> float | None:
+    """All units, of one silo or together; None: not shown."""
+    table = stats.table("units") or stats.table("rows")
+    numbers = () if table is None else table.pooled if silo is None else table.silos.get(silo, ())
+    return None if not numbers or None in numbers else _sum(numbers)

@@ -57,7 +57,7 @@ def _without_rows(stats: Stats) -> Iterator[str]:
 
 def _one_label(stats: Stats) -> Iterator[str]:
     table = label_table(stats)
-    if table is None:
+    if table is None or table.name == "entities":  # a row may have none
         return
     found = {
         silo: [name for name, count in zip(table.cells, numbers, strict=True) if surely(count, table.silo_deviation)]

@@ -11,6 +11,8 @@ from fedtorch.data.own.first_config import LABELLED, escaped, listed, mapped
 from fedtorch.data.own.guessed import Counted
 from fedtorch.stats.bins import SIGMAS, Bins, longest_below
 from fedtorch.stats.broken import remarks, surely
+from fedtorch.stats.questions import FOUND_LABELS
+from fedtorch.stats.said import how_often
 from fedtorch.stats.shown import label_table
 from fedtorch.stats.table import Stats, Table
 from fedtorch.stats.tokenizer import FOLDER
@@ -28,8 +30,8 @@ def proposals(stats: Stats, run: Path) -> Counted:
     within three standard deviations of 0, carries nothing; the reason says so.
     """
     why: dict[str, str] = {}
-    table = label_table(stats) or stats.table("entities")
-    labels = _labels(table, why) if table is not None and stats.task in LABELLED else ()
+    table = label_table(stats)
+    labels = _labels(stats, table, why) if table is not None and stats.task in LABELLED else ()
     length = _max_length(stats, why)
     weights = _class_weights(stats, table, why) if table is not None else {}
     tokenizer = run / FOLDER
@@ -71,12 +73,12 @@ def _key(indent: str, key: str, value: str | None, why: Mapping[str, str]) -> li
     return [*reason, *([f"{indent}{key}: {value}"] if value is not None else [])]
 
 
-def _labels(table: Table, why: dict[str, str]) -> tuple[str, ...]:
+def _labels(stats: Stats, table: Table, why: dict[str, str]) -> tuple[str, ...]:
     """All of the table, in its order: declared ones are public, and only those are found that may be shown."""
-    found = table.kind == "found" or table.name == "found_labels"
-    why["labels"] = "found in silos' rows" if found else "those that silos counted by"
-    if table.threshold is not None:
-        why["labels"] += f", each more than {table.threshold:.4g} times"
+    found = stats.table(FOUND_LABELS)
+    why["labels"] = "those that silos counted by" if found is None else "found in silos' rows"
+    if found is not None and (often := how_often(found)):
+        why["labels"] += f", each {often}"
     return table.cells
 
 
@@ -109,7 +111,7 @@ def _length_of_what_is_shown(whole: Bins, by: str, why: dict[str, str]) -> int |
     beyond = (
         f"no number is more than {SIGMAS:g} standard deviations of the noise above 0"
         if whole.deviation
-        else f"each number is below {whole.hidden + 1}"
+        else "no number is shown"
     )
     why["max_length"] = (
         f"{by}; beyond it {beyond}, so it stays open whether more than {LONGER:.0%} of the rows are longer"

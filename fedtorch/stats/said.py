@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedtorch.stats.table import Stats
+from fedtorch.stats.table import Stats, Table
 
 _NOBODY = "Nothing is promised"
 
@@ -39,6 +39,13 @@ def who_sees(stats: Stats) -> list[str]:
             "holds for many of them is no secret: that is what is counted."
         )
     return lines + _of_names(stats)
+
+
+def how_often(table: Table) -> str:
+    """How often a name had to be counted to be shown, as the end of a sentence; empty: that is not told."""
+    if table.threshold is None:
+        return ""
+    return f"more than {table.threshold:.4g} times" if table.deviation else f"{table.threshold:.4g} times or more"
 
 
 def _without_noise(stats: Stats) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,13 +10,14 @@ from rich.console import Console
 from fedtorch.core.terminal import NOTHING, Cell, print_table
 from fedtorch.data.own.overview import label_divergence
 from fedtorch.stats.bins import Bins, in_words, longest_below
-from fedtorch.stats.said import who_sees
+from fedtorch.stats.questions import FOUND_LABELS
+from fedtorch.stats.said import how_often, who_sees
 from fedtorch.stats.table import Numbers, Stats, Table
 
 FACTS = ("rows", "units", "empty", "twice")
 """Tables that stand in one, a column for each of their cells."""
-LABELS = ("labels", "found_labels")
-"""Tables of labels; the first one that a run has is the one that counts."""
+LABELS = ("labels", "entities", FOUND_LABELS)
+"""Tables of labels, or of kinds of spans; the first one that a run has is the one that counts."""
 SILOS_SHOWN = 8
 """Silos that have a column of their own; the page's heat map has all."""
 LENGTHS_SHOWN = 6
@@ -62,7 +62,7 @@ def grids(stats: Stats) -> list[Grid]:
     for table in stats.tables:
         if table.kind == "bins":
             found.append(_lengths(stats, table))
-        elif table.name not in FACTS:
+        elif table.name not in FACTS and not (table.name == FOUND_LABELS and label_table(stats) is not table):
             found.append(_names(stats, table))
     return found
 
@@ -115,7 +115,7 @@ def _facts(stats: Stats, tables: Sequence[Table]) -> Grid:
 
     rows = [row(silo, silo) for silo in stats.silos if any(table.silos for table in tables)]
     notes = ["JS: Jensen–Shannon divergence of the labels to those of all, in bits; 0 is alike"] if apart else []
-    title = f"What {_silos(stats)} have (unit: {stats.unit})"
+    title = f"{heading(stats)} (unit: {stats.unit})"
     return Grid(
         tables[0].name, title, ("silo", *heads, *["JS"] * bool(apart)), tuple(rows), row(ALL, None), tuple(notes)
     )
@@ -136,6 +136,9 @@ def _names(stats: Stats, table: Table) -> Grid:
     order = sorted(range(len(table.cells)), key=lambda place: -(table.pooled[place] or 0))
     rows = tuple(((table.cells[place],) * 2, *(column[place] for column in columns)) for place in order)
     notes = list(_notes(table))
+    how = stats.table(FOUND_LABELS) if table is label_table(stats) else None
+    if how is not None and how is not table:
+        notes = ["Nobody declared these labels: they were found.", *_notes(how), *notes]
     if len(table.silos) > len(silos):
         notes.append(f"{len(table.silos) - len(silos)} more silos stand on the page and in the file.")
     head = "found" if table.kind == "found" else "name"
@@ -175,9 +178,10 @@ def told_edges(stats: Stats, table: Table) -> list[int]:
 def _notes(table: Table) -> Iterator[str]:
     if table.most > 1:
         yield f"A unit is in {table.most} cells at most."
-    if table.threshold is not None and math.isfinite(table.threshold):
-        yield f"Shown is what was counted more than {table.threshold:.4g} times."
+    if often := how_often(table):
+        yield f"Shown is what was counted {often}."
 
 
-def _silos(stats: Stats) -> str:
-    return "one silo" if len(stats.silos) == 1 else f"{len(stats.silos)} silos together"
+def heading(stats: Stats) -> str:
+    """Heading of the page and of the first table."""
+    return "What one silo has" if len(stats.silos) == 1 else f"What {len(stats.silos)} silos have together"

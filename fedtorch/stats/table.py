@@ -44,7 +44,7 @@ class Table:
     silo_deviation: float = 0.0
     """of the noise on each number of a silo"""
     threshold: float | None = None
-    """of found names: what a number had to be above to be shown, and its name to be extended; else None"""
+    """of found names: what a number had to be above, or without noise had to reach, to be shown; else None"""
 
 
 @dataclass(frozen=True)

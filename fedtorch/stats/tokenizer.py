@@ -12,7 +12,7 @@ from fedtorch.core.errors import DataError
 from fedtorch.core.files import replace_file
 from fedtorch.core.shown import markdown_row
 from fedtorch.data.own.first_config import LABELLED
-from fedtorch.stats.said import promise
+from fedtorch.stats.said import how_often, promise
 from fedtorch.stats.table import Stats, Table
 from fedtorch.text.byte_bpe import Kind, least_size, train_subwords
 
@@ -57,18 +57,20 @@ def train(
     *,
     kind: Kind = "wordpiece",
     size: int | None = None,
+    lower: bool = False,
     about: Mapping[str, Any] | None = None,
 ) -> Made:
     """Train a tokenizer on counted words and write it to `folder`, from where `task.tokenizer` loads it.
 
     It is what training on a text gives in which each word stands as often as it was counted, byte for byte: counts are
     rounded, and words whose count rounds to less than 1 are left out. All bytes are entries, so nothing is unknown. A
-    space stands before each word, also before the first of a text. Case and accents stay as they are.
+    space stands before each word, also before the first of a text. Accents stay as they are.
 
     Args:
         words: word -> its count, which may have noise in it.
         size: the most entries; None: pieces are joined until each word is one piece, up to 32,000 entries. Words that
             occur once are not joined.
+        lower: words were counted without regard to capitals, so texts are read so too.
         about: what the card and `made_of.json` say beside: who counted, epsilon, noise. Texts and numbers stand in the
             card, everything in the file.
 
@@ -84,14 +86,18 @@ def train(
     total = sum(counts.values())
     divisor = max(1.0, total / MOST_READ)
     most = size or max(MOST_ENTRIES, least_size(kind))
-    train_subwords(_texts(counts, divisor), folder, size=most, kind=kind, min_frequency=_RARE, prefix_space=True)
+    train_subwords(
+        _texts(counts, divisor), folder, size=most, kind=kind, min_frequency=_RARE, prefix_space=True, lower=lower
+    )
     entries = len(json.loads((folder / "tokenizer.json").read_bytes())["model"]["vocab"])
     made = Made(kind, entries, most, len(counts), total, divisor)
     _describe(folder, made, about or {})
     return made
 
 
-def train_from(stats: Stats, folder: Path, *, kind: Kind | None = None, size: int | None = None) -> Made:
+def train_from(
+    stats: Stats, folder: Path, *, kind: Kind | None = None, size: int | None = None, lower: bool = False
+) -> Made:
     """Train on the words that a run has found, see `train`; card and file tell its protection.
 
     kind: None is WordPiece for tasks with labels, whose models read alone, and BPE for those whose models write, which
@@ -109,12 +115,12 @@ def train_from(stats: Stats, folder: Path, *, kind: Kind | None = None, size: in
         "unit": stats.unit,
         "protection": promise(stats),
         "noise on each count": f"standard deviation {table.deviation:g}" if table.deviation else "none",
-        "a word is shown above": table.threshold if table.threshold is not None else stats.min_count,
+        "a word is shown if it is counted": how_often(table) or "at all",
         "words of a unit at most": table.most,
         "privacy": dict(stats.privacy),
     }
     kind = kind or ("wordpiece" if stats.task in LABELLED else "bpe")
-    return train(words_of(table), folder, kind=kind, size=size, about=about)
+    return train(words_of(table), folder, kind=kind, size=size, lower=lower, about=about)
 
 
 def _texts(counts: Mapping[str, int], divisor: float) -> Iterator[list[str]]:

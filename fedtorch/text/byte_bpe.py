@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from fedtorch.core.errors import ConfigError
@@ -29,6 +29,7 @@ def train_subwords(
     kind: Kind = "bpe",
     min_frequency: int = 0,
     prefix_space: bool = False,
+    lower: bool = False,
 ) -> None:
     """Train a byte-level vocabulary of at most `size` entries on `texts` and write it to `folder`.
 
@@ -39,6 +40,7 @@ def train_subwords(
         kind: `bpe` has RoBERTa's special tokens and frames texts as RoBERTa does, `wordpiece` as BERT does.
         min_frequency: pieces that occur less often are not joined.
         prefix_space: read a text as if a space stood before it, so that its first word is as any other.
+        lower: read capitals as small letters.
 
     Raises:
         ConfigError: `size` has no room for bytes and special tokens.
@@ -51,6 +53,8 @@ def train_subwords(
     learns["min_frequency"] = min_frequency
     is_bpe = kind == "bpe"
     trained, named = (_bpe if is_bpe else _wordpiece)(prefix_space)
+    if lower:
+        trained.normalizer = normalizers.Lowercase()
     if is_bpe:
         trainer: Any = trainers.BpeTrainer(special_tokens=list(_SPECIAL), **learns)
     else:
@@ -60,8 +64,9 @@ def train_subwords(
     trained.train_from_iterator(texts, trainer)
     if not is_bpe:  # anew, as entries that were given beforehand would be cut out of texts and left out of answers
         learned = models.WordPiece(trained.get_vocab(), unk_token="[UNK]")
+        normalizer = trained.normalizer
         trained, _ = _wordpiece(prefix_space)
-        trained.model = learned
+        trained.model, trained.normalizer = learned, normalizer
     vocabulary = PreTrainedTokenizerFast(tokenizer_object=trained, **named)
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary.save_pretrained(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,9 @@ from fedtorch.stats.table import Stats, Table
 EDGES = (0.0, *(2 ** (k / 2) for k in range(17)), math.inf)
 
 
-def bins(numbers: Sequence[float | None], deviation: float = 0.0, hidden: int = 4, edges: Sequence[float] = ()) -> Bins:
+def bins(
+    numbers: Sequence[float | None], deviation: float = 0.0, hidden: float = 0.0, edges: Sequence[float] = ()
+) -> Bins:
     edges = tuple(edges) or (*map(float, range(len(numbers))), math.inf)
     cells = tuple(f"[{low:g}, {high:g})" for low, high in zip(edges, edges[1:], strict=False))
     table = Table("tokens", "tokens", "bins", cells, edges, 1, True, tuple(numbers), deviation)
@@ -42,7 +45,8 @@ def test_bounds_hold_with_noise_and_with_hidden_numbers(seed: int) -> None:
     lengths = [int(draw.lognormvariate(3, 1)) for _ in range(400)]
     exact = bins(counted(lengths), edges=EDGES)
     noised = bins([number + draw.gauss(0, 2) for number in counted(lengths)], 2.0, edges=EDGES)
-    hidden = bins([number if number >= 5 else None for number in counted(lengths)], edges=EDGES)
+    small = sum(number for number in counted(lengths) if number < 5)
+    hidden = bins([number if number >= 5 else None for number in counted(lengths)], hidden=small, edges=EDGES)
     for share in (0.5, 0.95):
         value = ClientRows(tokens=lengths).quantile(share)
         for found in (noised, hidden):
@@ -59,9 +63,13 @@ def test_figures_by_hand() -> None:
     assert found.quantile(0.5) == (0.0, 1.0) and found.quantile(0.6) == (1.0, 2.0)  # 6 of 10 are not more than .6
     assert found.quantile(0.95) == (3.0, math.inf) and found.quantile(1.0) == (3.0, math.inf)
     assert (found.total(), found.from_edge(1), found.share(1), found.most_share(1)) == (10, 4, 0.4, 0.4)
-    some = bins([6, None, None, 1])
-    assert some.quantile(0.5) == (0.0, 2.0)  # 6 of 7 to 15: of 15 the median may be a 1
-    assert (some.total(), some.share(1), some.most_from_edge(1)) == (7, 1 / 7, 9)
+    some = bins([6, None, None, 1], hidden=6)
+    assert some.quantile(0.5) == (0.0, 3.0)  # 6 of 7 to 13: of 13 the median may be a 1, or a 2
+    assert some.quantile(0.4) == (0.0, 1.0)  # 6 are more than .4 of 13
+    assert (some.total(), some.share(1), some.most_from_edge(1), some.most_from_edge(3)) == (7, 1 / 7, 7, 1)
+    unknown = bins([6, None, None, 1], hidden=math.inf)
+    assert unknown.quantile(0.5) == (0.0, 3.0) and unknown.most_share(1) == 1.0 and unknown.most_share(3) == 1 / 7
+    assert bins([None, 6], hidden=math.inf).quantile(0.5) == (0.0, math.inf)
     noised = bins([60.0, 30.0, -1.0, 11.0], 2.0)  # a median of 100 is beyond 60 by 50 ± 3
     assert noised.total() == 100 and noised.total(least=True) == 100 - 3 * 2 * 2
     assert noised.most_from_edge(2) == pytest.approx(10 + 3 * 2 * math.sqrt(2))
@@ -79,12 +87,20 @@ def test_of_nothing_there_is_nothing() -> None:
     assert bins([-3.0, 20.0], 0.1).from_edge(0) == 17.0 and bins([20.0, -3.0], 0.1).from_edge(1) == 0.0
 
 
-def test_a_silo_has_its_own_numbers_and_noise() -> None:
+def test_a_silo_has_its_own_numbers_and_noise_and_hides_what_its_units_leave_over() -> None:
     table = Table("tokens", "", "bins", ("a", "b"), (0, 2, math.inf), 1, True, (9, 9), 1.0, {"x": (4, 5)}, 0.5)
     stats = Stats("row", ("x",), (table,), 5)
-    assert Bins.of(stats, table) == Bins(table, (9, 9), 1.0, 4)
-    assert Bins.of(stats, table, "x") == Bins(table, (4, 5), 0.5, 4)
-    assert Bins.of(Stats("row", ("x",), (table,), None), table).hidden == 0
+    assert Bins.of(stats, table) == Bins(table, (9, 9), 1.0)
+    assert Bins.of(stats, table, "x") == Bins(table, (4, 5), 0.5)
+    few = replace(table, pooled=(9, None), silos={"x": (None, None)}, deviation=0.0, silo_deviation=0.0)
+    assert Bins.of(replace(stats, tables=(few,)), few).hidden == math.inf
+    units = Table("units", "", "names", ("units",), (), 1, False, (16,), 0.0, {"x": (7,)})
+    known = replace(stats, tables=(few, units))
+    assert (Bins.of(known, few).hidden, Bins.of(known, few, "x").hidden) == (7, 7)
+    assert Bins.of(replace(stats, tables=(few, replace(units, pooled=(8,), silos={}))), few).hidden == 0
+    rows = replace(units, name="rows", cells=("train", "dev"), pooled=(16, 2), silos={"x": (7, None)})
+    assert Bins.of(replace(stats, tables=(few, rows)), few).hidden == 9
+    assert Bins.of(replace(stats, tables=(few, rows)), few, "x").hidden == math.inf
 
 
 def test_bounds_are_whole_numbers_in_words() -> None:

@@ -26,7 +26,7 @@ def cells(part: str) -> list[list[str]]:
 def test_every_question_has_a_section_and_the_page_loads_nothing() -> None:
     text = page(exact(), "task: # a <b>\n")
     found = sections(text)
-    heads = ["What each number tells about whom", "What 3 silos together have (unit: row)", "labels", "tokens", "words"]
+    heads = ["What each number tells about whom", "What 3 silos have together (unit: row)", "labels", "tokens", "words"]
     assert list(found) == [*heads, "Proposals"]
     assert (
         POLICY in text
@@ -46,7 +46,7 @@ def test_every_question_has_a_section_and_the_page_loads_nothing() -> None:
 def test_silos_by_labels_are_a_heat_map() -> None:
     part = sections(page(exact()))["labels"]
     heat = part.partition("</table>")[0]
-    assert cells(heat)[:2] == [["client", "rows", "bad", "good"], ["east", "100", "75", "25"]]
+    assert cells(heat)[:2] == [["silo", "rows", "bad", "good"], ["east", "100", "75", "25"]]
     assert 'style="background:rgba(31,119,180,0.75)" title="east, bad: 75% of its rows">75<' in heat
     few = sections(page(hidden(exact(labels({"east": (9, 1), "north": (9, 9)})))))["labels"]
     assert 'title="east, good: not shown">&lt; 5<' in few

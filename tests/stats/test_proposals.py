@@ -45,11 +45,12 @@ def test_a_length_rests_on_no_number_that_noise_could_have_made() -> None:
     sure = proposals(noised(exact(), 0.1), RUN)  # 2 + 3·.1·√2 of 200 - 3·.1·√6 are more than one in a hundred
     assert sure.max_length == 128 and "0.00% of 200 rows are longer, 0.15% at most" in sure.why["max_length"]
     assert proposals(noised(exact(), 100.0), RUN).max_length is None
-    few = proposals(hidden(exact()), RUN)  # two bins may have 4 of 198 each
-    assert few.max_length == 64 and "beyond it each number is below 5" in few.why["max_length"]
-    many = hidden(exact(lengths({"east": (0, 900, 900, 5, 1, 0)})))
-    assert proposals(many, RUN).max_length == 32  # 5 and twice 4 of 1805
-    assert "0.28% of 1805 rows are longer, 0.72% at most" in proposals(many, RUN).why["max_length"]
+    few = proposals(hidden(exact()), RUN)  # 2 of 198 may be longer than 128
+    assert few.max_length == 64 and "beyond it no number is shown" in few.why["max_length"]
+    units = table("units", ("units",), {"east": (1814,)})
+    many = hidden(exact(units, lengths({"east": (4, 900, 900, 5, 4, 1)})))
+    assert proposals(many, RUN).max_length == 32  # 5, and 9 that are hidden, of 1805
+    assert "0.28% of 1805 rows are longer, 0.78% at most" in proposals(many, RUN).why["max_length"]
 
 
 def test_weights_are_those_of_balanced_where_a_label_is_rare() -> None:
@@ -77,11 +78,16 @@ def test_found_labels_are_proposed_and_labels_of_other_tasks_are_not() -> None:
     found = table("found_labels", ("sun", "rain"), {"east": (9, 8)}, "found", threshold=4.25)
     run = exact(tables=(found,))
     assert proposals(run, RUN).labels == ("sun", "rain")
-    assert proposals(run, RUN).why["labels"] == "found in silos' rows, each more than 4.25 times"
-    assert proposals(exact(found), RUN).labels == ("bad", "good")
+    assert proposals(run, RUN).why["labels"] == "found in silos' rows, each 4.25 times or more"
+    both = proposals(exact(found), RUN)  # found, and then counted by silo
+    assert both.labels == ("bad", "good") and both.why["labels"] == "found in silos' rows, each 4.25 times or more"
     assert proposals(replace(run, task="seq2seq"), RUN).labels == ()
     kinds = table("entities", ("PER", "LOC"), {"east": (9, 8)})
-    assert proposals(exact(tables=(kinds,), task="token_classification"), RUN).labels == ("PER", "LOC")
+    spans = exact(tables=(kinds,), task="token_classification")
+    assert proposals(spans, RUN).labels == ("PER", "LOC")
+    assert proposals(spans, RUN).why["labels"] == "those that silos counted by"
+    one = table("entities", ("PER", "LOC"), {"east": (9, 0), "west": (9, 8)})
+    assert remarks(exact(tables=(one,))) == ["west: it alone has the label 'LOC'"]
 
 
 def test_the_yaml_is_laid_over_a_config_and_names_cannot_leave_their_line(tmp_path: Path) -> None:

@@ -36,11 +36,24 @@ def test_small_facts_of_a_silo_stand_in_one_row() -> None:
 def test_names_have_the_most_frequent_first_and_a_column_for_each_silo() -> None:
     assert grid(exact(), "words").heads == ("found", "all", "east", "north", "west")
     assert texts(exact(), "words") == [["cough", "73", "60", "10", "3"], ["fever", "69", "40", "20", "9"]]
-    assert grid(exact(), "words").notes == ("Shown is what was counted more than 9.5 times.",)
+    assert grid(exact(), "words").notes == ("Shown is what was counted 9.5 times or more.",)
     many = {f"silo{i}": (1.0, 2.0) for i in range(10)}
     found = grid(exact(labels(many), silos=tuple(many)), "labels")
     assert len(found.heads) == 2 + 8 and found.notes == ("2 more silos stand on the page and in the file.",)
     assert grid(exact(labels(many, most=3), silos=tuple(many)), "labels").notes[0] == "A unit is in 3 cells at most."
+
+
+def test_labels_that_were_found_stand_in_one_table() -> None:
+    found = replace(table("found_labels", ("good", "bad"), {"east": (95, 105)}, "found", threshold=5.0), silos={})
+    names = [each.name for each in grids(exact(found))]
+    assert names == ["rows", "labels", "tokens", "words"]
+    assert grid(exact(found), "labels").notes == (
+        "Nobody declared these labels: they were found.",
+        "Shown is what was counted 5 times or more.",
+    )
+    near = grid(noised(exact(found)), "labels").notes
+    assert "Shown is what was counted more than 5 times." in near
+    assert grid(exact(tables=(found,)), "found_labels").notes == ("Shown is what was counted 5 times or more.",)
 
 
 def test_lengths_have_quantiles_in_bounds_and_the_share_that_is_cut() -> None:
@@ -61,8 +74,8 @@ def test_a_number_that_is_not_shown_and_noise_are_told() -> None:
     assert number(12.4, 3.14159, None) == ("12 ± 3.1", 12.4) and number(-0.2, 1.0, None)[0] == "0 ± 1"
     assert share(None) == ("-", None) and share(0.25) == ("25.0%", 0.25) and share(0.25, 0.3)[0] == "25.0% (≤ 30.0%)"
     assert texts(hidden(exact()), "rows")[2] == ["west", "20", "< 5", "< 5", "20", "< 5", "0.000"]
-    # two numbers are hidden beyond 32, each 4 at most: 54 shown of 198
-    assert texts(hidden(exact()), "tokens")[-1][4] == f"{54 / 198:.1%} (≤ {62 / 198:.1%})"
+    # numbers are hidden beyond 64: 54 are shown of 198, and 2 of all 200 are in none that is
+    assert texts(hidden(exact()), "tokens")[-1][4] == f"{54 / 198:.1%} (≤ {56 / 198:.1%})"
     assert texts(noised(exact()), "labels") == [["bad", "105 ± 2"], ["good", "95 ± 2"]]
     assert texts(noised(exact()), "rows") == [["all", "200 ± 2", "20 ± 2", "10 ± 2", "200 ± 2", "4 ± 2"]]
     assert texts(noised_by_silo(exact()), "labels")[0] == ["bad", "105 ± 3.5", "75 ± 2", "20 ± 2", "10 ± 2"]

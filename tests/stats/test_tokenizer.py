@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,15 @@ def test_without_a_size_pieces_are_joined_until_each_word_is_one(tmp_path: Path)
     assert small.entries == least_size() + 2
 
 
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_words_without_capitals_are_those_of_texts_with_them(tmp_path: Path, kind: Kind) -> None:
+    train({"fever": 9.0, "élan": 5.0}, tmp_path / "low", kind=kind, lower=True)
+    train({"fever": 9.0, "élan": 5.0}, tmp_path / "as_is", kind=kind)
+    low, as_is = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("low", "as_is"))
+    assert low("FEVER Élan").input_ids == low("fever élan").input_ids == as_is("fever élan").input_ids
+    assert len(as_is("FEVER").input_ids) > len(low("FEVER").input_ids) == 3
+
+
 def test_counts_of_more_words_than_are_read_are_all_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_tokenizer, "MOST_READ", 100)
     made = train({"fever": 3000.0, "cough": 1000.0, "rare": 5.0}, tmp_path / "many", kind="bpe")
@@ -115,7 +125,14 @@ def test_card_and_file_say_how_it_was_made_and_no_word(tmp_path: Path) -> None:
     assert "epsilon 2.5 at delta 1e-05" in card and "standard deviation 3" in card and "2 silos" in card
     assert "fever" not in card + json.dumps(facts)
     assert words_of(a_run().tables[0]) == {"fever": 90.2, "x|y": 41.0}
-    train_from(a_run(privacy={}), tmp_path)
+    assert "more than 9 times" in card
+    few = replace(a_run().tables[0], threshold=None)
+    train_from(a_run(privacy={}, tables=(few,)), tmp_path)
+    assert "| at all |" in (tmp_path / "README.md").read_text()
+    exact = replace(few, threshold=5.0, deviation=0.0)
+    train_from(a_run(privacy={}, tables=(exact,), min_count=5, task="causal_lm"), tmp_path)
+    assert "5 times or more" in (tmp_path / "README.md").read_text()
+    assert json.loads((tmp_path / "made_of.json").read_text())["kind"] == "bpe"
     assert "none: the numbers are exact" in (tmp_path / "README.md").read_text()
 
 
