@@ -17,6 +17,8 @@ from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
 from fedtorch.stats.counting import SiloCounts, Unit
+from fedtorch.stats.questions import DIGESTS, RECUR
+from fedtorch.stats.recurring import in_common, read_key
 from fedtorch.stats.rule import CountRule
 from fedtorch.train.job import ClientJob
 
@@ -73,7 +75,8 @@ class Counts(Algorithm):
         rows: Sequence[Any] = job.examples if silo is None else silo.examples
         places = [[at] for at in range(len(rows))] if silo is None else silo.units
         units = [Unit(tuple(rows[at] for at in unit)) for unit in places]
-        counts = SiloCounts(plan, rule.words, units, None if steps is None else steps.choose)
+        key = b"" if rule.recur is None else read_key(rule.recur.key)
+        counts = SiloCounts(plan, rule.words, units, None if steps is None else steps.choose, key)
         announced = rule.announced(job.received[COUNTS].numpy(), job.round)
         out = np.zeros(plan.size)
         counts.fill(out, plan.silos.index(job.client.name), job.round, announced)
@@ -91,8 +94,13 @@ class Counts(Algorithm):
         return {"stats/silos": float(len(weights))}
 
     def server_update(self, server: ServerState, grad: Tensor) -> None:
-        """Put the round's numbers in their places."""
+        """Put the round's numbers in their places; of digests of rows nothing is kept but how many recur."""
         server.tensors[COUNTS] += grad
+        digests, recur = self.rule.plan.of(DIGESTS), self.rule.plan.of(RECUR)
+        if digests is not None and recur is not None and server.round == digests.round:
+            vector = server.tensors[COUNTS].numpy()
+            vector[recur.block(0)] = in_common([vector[digests.block(at)] for at in range(digests.blocks)])
+            vector[digests.start : digests.stop] = 0.0
 
 
 class CountsByRound(Counts):

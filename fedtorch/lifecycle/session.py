@@ -233,6 +233,8 @@ class Session:
             self._say_done(first, result)  # not before: a job that dies at a companion is to be started again
             if not show_counted(first.config):
                 tracker.show()
+        elif silo():
+            show_counted(first.config)
 
     def _run(self, runs: Sequence[BuiltRun], at: int, comm: Communicator, resume: str) -> tuple[Tracker | None, Result]:
         """Train the run at a place; its tracker, closed, on the server, and what it came to."""

@@ -114,10 +114,10 @@ def _own(
                     f"{task.folder} has a client `{unknown[0]}`, which system.pinned gives no place; add it"
                 )
             messages.append(_message(index, _told(config, name, entry)))
-        except DataError as error:
+        except (ConfigError, DataError) as error:  # such as columns that this side's file does not have
             log.error("client %s is pinned to this rank: %s", name, error)
             messages.append(Packet(index, "numbers", status="failed"))
-            problem = problem or DataError(f"client `{name}` is pinned to rank {comm.rank}: {error}")
+            problem = problem or type(error)(f"client `{name}` is pinned to rank {comm.rank}: {error}")
     return messages, problem
 
 

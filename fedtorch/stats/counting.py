@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedtorch.stats.prefixes import Vector, add_level
-from fedtorch.stats.questions import FOUND_LABELS, WORDS, CountPlan, Place, Question
+from fedtorch.stats.questions import DIGESTS, FOUND_LABELS, RECUR, WORDS, CountPlan, Place, Question
+from fedtorch.stats.recurring import write_digests
 from fedtorch.stats.settings import Words
 
 _WORD = re.compile(r"\w+|[^\w\s]+")
@@ -54,9 +55,14 @@ class Unit:
 class SiloCounts:
     """All that one silo counts, round by round."""
 
-    def __init__(self, plan: CountPlan, words: Words | None, units: Sequence[Unit], choose: Choose | None) -> None:
-        """choose: which names of a unit with too many count; None: all, and words as often as they occur."""
-        self._plan, self._words, self._units, self._choose = plan, words, units, choose
+    def __init__(
+        self, plan: CountPlan, words: Words | None, units: Sequence[Unit], choose: Choose | None, key: bytes = b""
+    ) -> None:
+        """choose: which names of a unit with too many count; None: all, and words as often as they occur.
+
+        key: of digests by which rows are compared; empty: they are not.
+        """
+        self._plan, self._words, self._units, self._choose, self._key = plan, words, units, choose, key
         self._chosen: dict[str, list[Mapping[bytes, int]]] = {}
 
     def fill(self, out: Vector, silo: int, round: int, beginnings: Mapping[str, Sequence[bytes]]) -> None:
@@ -78,6 +84,10 @@ class SiloCounts:
         question = place.question
         if question.name == "units":
             cells[0] = len(self._units)
+        elif question.name == DIGESTS:
+            write_digests(cells, self._key, {row.digest for unit in self._units for row in unit.rows})
+        elif question.name == RECUR:
+            pass  # the server compares digests
         elif question.name == "twice":
             cells[0] = self._twice()
         elif question.edges:

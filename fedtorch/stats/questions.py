@@ -19,7 +19,7 @@ BRANCHES = BYTES + 1
 """Cells of a beginning: it goes on with one of 256 bytes, or ends."""
 LONGEST_TEXT = 2.0**20
 """Above so many characters, tokens or turns all fall into the last bin."""
-FOUND_LABELS, WORDS = "found_labels", "words"
+FOUND_LABELS, WORDS, RECUR, DIGESTS = "found_labels", "words", "recur", "digests"
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,15 @@ class Question:
     """how its names are found; None: they are known"""
     named_by: str = ""
     """the question whose found names its cells are, in their order; empty: its cells are known"""
+    numbers: int = 0
+    """so many numbers of each silo that are for the server alone, and no table; 0: it is one"""
+    is_shared: bool = False
+    """is there one block for all, whether silos have blocks of their own or not?"""
 
     @property
     def size(self) -> int:
         """Cells of one block."""
-        return len(self.cells) or max(0, len(self.edges) - 1)
+        return self.numbers or len(self.cells) or max(0, len(self.edges) - 1)
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,9 @@ class CountPlan:
 
     def _asked(self, round: int) -> Iterator[tuple[Question, int | None, int, int]]:
         """(question, level, cells of a block, blocks) of a round."""
-        blocks = len(self.silos) if self.by_silo else 1
         for question in self.questions:
+            by_silo = question.numbers or (self.by_silo and not question.is_shared)
+            blocks = len(self.silos) if by_silo else 1
             if question.found is not None:
                 if round <= question.found.longest:
                     yield question, round, BRANCHES * (question.found.width if round else 1), 1
@@ -130,6 +135,10 @@ class CountPlan:
                     yield question, None, self.named(question.named_by).width, blocks
             elif round == 0:
                 yield question, None, question.size, blocks
+
+    def of(self, name: str) -> Place | None:
+        """Place of a question whose cells are known; None: it is not asked."""
+        return next((place for place in self.places if place.question.name == name and place.level is None), None)
 
     def named(self, name: str) -> Found:
         """How the names of a question are found."""

@@ -19,6 +19,8 @@ def read(rule: CountRule, vector: Vector, *, min_count: int, **about: Any) -> St
     least = None if noised else min_count
     found = []
     for question in plan.questions:
+        if question.numbers:
+            continue
         if question.found is not None:
             found.append(_found(rule, question, vector))
         else:

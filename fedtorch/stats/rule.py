@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedtorch.stats.prefixes import Noise, Search, Vector
 from fedtorch.stats.questions import CountPlan
-from fedtorch.stats.settings import Words
+from fedtorch.stats.settings import Recur, Words
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class CountRule:
     """the least count of a beginning that is followed, without noise"""
     words: Words | None = None
     """how words are counted"""
+    recur: Recur | None = None
+    """how rows are compared; None: they are not"""
 
     def announced(self, vector: Vector, round: int) -> dict[str, list[bytes]]:
         """Question -> beginnings that are counted in a round; of one with names found before, these names.

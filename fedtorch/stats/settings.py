@@ -49,6 +49,16 @@ class Words(Found):
 
 
 @dataclass(frozen=True)
+class Recur:
+    """`stats.recur`: count the rows that two silos both have."""
+
+    key: str
+    """A file with a key, for its owner alone, that all silos have and the server has not; see docs/stats.md."""
+    rows: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """The most different rows of a silo; each takes 24 bytes of what it sends."""
+
+
+@dataclass(frozen=True)
 class PersonUnit:
     """`stats.privacy.unit` as a mapping: a unit is all rows of a person in a silo."""
 
@@ -118,6 +128,9 @@ class StatsConfig:
     min_count: Count = 5
     """Without `stats.privacy`: smaller numbers, 0 among them, and those from which they would follow, are not shown,
     and names that are as rare are not found; 1: all are shown."""
+    recur: Recur | None = None
+    """Count rows that stand with two silos, by digests under a key that the server has not; null: not. Who has the key
+    and the digests can try out rows."""
     privacy: StatsPrivacy | None = None
     """Noise on every number; null: none, and the page says who learns what."""
 
@@ -126,6 +139,10 @@ class StatsConfig:
             raise ConfigError(
                 f"stats.most_cells names {unknown[0]!r}; its tables are {', '.join(CAPPED)}, in each of which a unit "
                 "may be in several cells"
+            )
+        if self.recur is not None and self.privacy is not None:
+            raise ConfigError(
+                "stats.recur is set but stats.privacy is too, with which no exact number of rows may leave; remove one"
             )
         if self.most_cells and self.privacy is None:
             raise ConfigError(

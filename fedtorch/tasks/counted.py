@@ -14,8 +14,9 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.data.own.keys import SPLITS
 from fedtorch.data.own.rows import content_digest
 from fedtorch.stats.counting import CountedRow
-from fedtorch.stats.questions import CountPlan, TaskFacts, questions_of
-from fedtorch.stats.settings import LISTED, PersonUnit, StatsConfig
+from fedtorch.stats.questions import DIGESTS, RECUR, CountPlan, Question, TaskFacts, questions_of
+from fedtorch.stats.recurring import NUMBERS, check_rows, pairs, read_key
+from fedtorch.stats.settings import LISTED, PersonUnit, Recur, StatsConfig
 from fedtorch.tasks.base import Task
 from fedtorch.tasks.causal_lm import CausalLM
 from fedtorch.tasks.judged_task import JudgedTask
@@ -36,6 +37,8 @@ class Counted(Task):
 
     rows_of: OwnTask
     """the task as it was"""
+    recur: Recur | None = None
+    """how rows are compared with those of other silos; None: they are not"""
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Clients with rows in any split, each as one example: how many it has is what is to be counted."""
@@ -43,7 +46,15 @@ class Counted(Task):
         return {name: {"train": 1} for name, sizes in found.items() if any(sizes.values())}
 
     def check(self, client: str) -> str | None:
-        """Nothing: rows were read when they were prepared."""
+        """Check that rows can be compared, where they are to be.
+
+        Raises:
+            CheckpointError, ConfigError: the key is not there, others may read it, or it is none.
+            DataError: the client has too many rows.
+        """
+        if self.recur is not None:
+            read_key(self.recur.key)
+            check_rows(len({row.digest for row in self.load(client, "train")}), self.recur.rows, client)
         return None
 
     def load(self, client: str, split: str) -> Sequence[CountedRow]:
@@ -167,10 +178,21 @@ def plan_of(task: OwnTask, clients: Sequence[str], settings: StatsConfig, *, hid
     Raises:
         ConfigError: each silo's numbers are asked for, and hidden.
     """
+    if hides and settings.recur is not None:
+        raise ConfigError(
+            "stats.recur is set but privacy.secure_sum is too, under whose masks nothing can be compared; set one of "
+            "them back"
+        )
     if hides and settings.by_silo is True:
         raise ConfigError(
             "stats.by_silo is true but privacy.secure_sum is set, which hides what each silo sends; set one of them "
             "back"
         )
     by_silo = not hides and (len(clients) <= LISTED if settings.by_silo == "auto" else settings.by_silo)
-    return CountPlan(tuple(clients), questions_of(settings, facts_of(task, settings.max_lengths)), by_silo)
+    questions = questions_of(settings, facts_of(task, settings.max_lengths))
+    if settings.recur is not None:
+        questions += (
+            Question(RECUR, "rows that two silos have", cells=pairs(clients), is_shared=True),
+            Question(DIGESTS, "digests of rows", numbers=NUMBERS * settings.recur.rows),
+        )
+    return CountPlan(tuple(clients), questions, by_silo)

@@ -7,21 +7,27 @@ import os
 import signal
 from collections import Counter
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
 import yaml
-from own_rows import BERT, CLIENTS, weather, write_rows
+from own_rows import BERT, CLIENTS, GPT2, names, weather, write_rows
+from parties import SECRET as SECRET_OF_JOB
+from parties import codes, make_places, run, write_config
 from ranks import run_ranks
+from transformers import AutoTokenizer
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.main import main
 from fedtorch.setup.counting import units_of
+from fedtorch.setup.plan import Plan
 from fedtorch.stats.counting import words_of
 from fedtorch.stats.settings import PersonUnit, StatsPrivacy, Words
 from fedtorch.stats.table import Stats
 from fedtorch.tasks.counted import Counted
+from fedtorch.text.byte_bpe import train_subwords
 
 pytest.importorskip("cryptography")
 CANARY = "xylophonist"
@@ -221,3 +227,113 @@ def test_a_file_of_something_else_is_named(here: Path) -> None:
         Stats.read(here)
     with pytest.raises(DataError, match="cannot be read"):
         Stats.read(here / "nothing")
+
+
+def test_rows_of_two_silos_are_counted_and_their_digests_are_nowhere(here: Path) -> None:
+    key = here / "recur.key"
+    key.write_text("known to silos alone, and to nobody else")
+    key.chmod(0o600)
+    folder = prepare(here, stats={"recur": {"key": str(key), "rows": 40}, "min_count": 1, "words": None})
+    rows = [json.loads(line) for line in (here / "rows.jsonl").read_text().splitlines()]
+    same = [{**row, "home": "south", "text": row["text"].upper()} for row in rows if row["home"] == "north"][:7]
+    write_rows(here / "rows.jsonl", [*rows, *same, {**rows[2], "home": "north"}])
+    recur = counted(folder).table("recur")
+    assert recur is not None and dict(zip(recur.cells, recur.pooled, strict=True)) == {
+        "north, south": 7.0, "north, west": 1.0, "south, west": 0.0}  # fmt: skip
+    state = max((here / "run-stats" / "checkpoints").rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    from safetensors.torch import load_file
+
+    vector = next(tensor for name, tensor in load_file(state).items() if name.endswith("counts"))
+    rule = Plan.of(yaml_config.load(folder / "count.yaml"), 1).algorithm.rule  # type: ignore[attr-defined]
+    assert not vector[rule.plan.of("digests").start : rule.plan.of("digests").stop].any()
+    assert vector[rule.plan.of("recur").block(0)].tolist() == [7.0, 1.0, 0.0]
+
+
+def test_rows_cannot_be_compared_without_room_key_or_server(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    key = here / "recur.key"
+
+    def code(**recur: Any) -> int:
+        folder = prepare(here, stats={"recur": {"key": str(key), **recur}, "words": None})
+        return main(["--config", str(folder / "count.yaml")])
+
+    assert code() == 8 and "cannot be read" in capfd.readouterr().err
+    key.write_text("short")
+    key.chmod(0o600)
+    assert code() == 2 and "has 5 bytes instead of 32" in capfd.readouterr().err
+    key.write_text("known to silos alone, and to nobody else")
+    assert code(rows=12) == 3 and "has 30 different rows, above stats.recur.rows 12" in capfd.readouterr().err
+    with pytest.raises(ConfigError, match="under whose masks nothing can be compared"):
+        yaml_config.load(prepare(here, stats={"recur": {"key": str(key)}}, privacy=SECRET) / "count.yaml")
+    with pytest.raises(ConfigError, match="with which no exact number of rows may leave"):
+        yaml_config.load(prepare(here, stats={"recur": {"key": str(key)}, "privacy": {"epsilon": 1.0}}) / "count.yaml")
+
+
+def test_every_task_has_tables_of_its_own(here: Path) -> None:
+    """Kinds of spans, messages and their roles, two answers; with exact counts."""
+    said = [{"role": "user", "content": "rain?"}, {"role": "assistant", "content": "no"}]
+    rows: dict[str, list[dict[str, Any]]] = {
+        "token_classification": names(30),
+        "causal_lm": [{"messages": said * (1 + n % 2), "home": CLIENTS[n % 3]} for n in range(12)],
+        "preference": [
+            {"prompt": f"q{n}", "chosen": "yes", "rejected": "no, never", "home": "north"} for n in range(9)
+        ],
+    }
+    expected = {
+        "token_classification": {"entities": Counter(k for r in rows["token_classification"]
+                                                     for k in {t[2:] for t in r["tags"] if t != "O"})},
+        "causal_lm": {"roles": Counter({"user": 12, "assistant": 12, "system": 0, "tool": 0}),
+                      "turns": Counter({"2": 6, "4–5": 6})},
+        "preference": {"chosen": Counter({"3": 9}), "rejected": Counter({"8–11": 9})},
+    }  # fmt: skip
+    for task, own in rows.items():
+        write_rows(here / "rows.jsonl", own)
+        more = {"causal_lm": {"rows_are": "messages"}, "preference": {"kind": "dpo"}}.get(task, {})
+        data = {"source": str(here / "rows.jsonl"), "clients": {"by": "home"}}
+        config = {"task": {"name": task, "model": GPT2 if more else BERT, "data": data, **more}, "paradigm": "stats",
+                  "run": {"dir": str(here / task)}, "stats": {"min_count": 1, "labels": {"longest": 4}}}  # fmt: skip
+        (here / "task.yaml").write_text(yaml.safe_dump(config))
+        assert main(["--config", str(here / "task.yaml")]) == 0
+        found = Stats.read(here / f"{task}-stats")
+        for name, counts in expected[task].items():
+            table = found.table(name)
+            assert table is not None, (task, name)
+            assert Counter(dict(zip(table.cells, table.pooled, strict=True))) == counts, (task, name)
+
+
+def test_tokens_are_those_of_the_named_tokenizer_with_the_share_that_would_be_cut(here: Path) -> None:
+    prepare(here)
+    texts = [json.loads(line)["text"] for line in (here / "rows.jsonl").read_text().splitlines()]
+    train_subwords(texts, here / "words", size=270)
+    found = counted(prepare(here, stats={"tokenizer": str(here / "words"), "max_lengths": [20], "min_count": 1}))
+    tokens = found.table("tokens")
+    lengths = [len(ids) for ids in AutoTokenizer.from_pretrained(here / "words")(texts).input_ids]
+    assert tokens is not None and found.tokenizer == str(here / "words")
+    for most in (8, 20):  # task.max_length, and one that was asked for
+        assert most + 1 in tokens.edges
+        above = sum(n or 0 for n, low in zip(tokens.pooled, tokens.edges, strict=False) if low > most)
+        assert above == sum(length > most for length in lengths)
+
+
+def test_the_dry_run_says_what_it_costs_and_how_frequent_a_name_must_be(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = prepare(here, stats={"privacy": {"noise_multiplier": 2.0}})
+    assert main(["--config", str(folder / "count.yaml"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    cells, deviation = 257 * 128, 2.0 * 8**0.5 * 3**0.5
+    assert f"{deviation * NormalDist().inv_cdf(1 - 0.1 / cells):.0f} where 128 beginnings are followed" in said
+    assert "words: noise of ± 9.8 on each number" in said and "19 tables in 8 rounds" in said
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("wrong", ["another tokenizer", "no rows"])
+def test_a_silo_with_another_tokenizer_or_without_rows_is_named(tmp_path: Path, wrong: str) -> None:
+    places = make_places(tmp_path)
+    write_config(places, paradigm="stats", stats={"labels": {"longest": 2}}, trust={})
+    if wrong == "no rows":
+        (places / "south" / "rows.jsonl").write_text("")
+    else:
+        train_subwords(["another text"], places / "south" / "words", size=265)
+    told = run(places, environ=SECRET_OF_JOB)
+    expected = {2, 3} if wrong == "no rows" else {4}  # 2 where it is: a file without a line has no column
+    assert set(codes(told)) == expected and all("south" in said or "rank 2" in said for _, said in told), told

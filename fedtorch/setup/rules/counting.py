@@ -41,6 +41,18 @@ def the_server_has_no_rows(plan: Plan) -> None:
         )
 
 
+def digests_stay_with_the_server(plan: Plan) -> None:
+    """Refuse to compare rows where silos check the server's sums, and would see the digests of others' rows."""
+    config = plan.config
+    if config.stats.recur is not None and config.trust.verify is not None:
+        raise ConfigError(
+            "stats.recur is set but trust.verify is too, with which silos see all that the server gets, digests of "
+            "others' rows among it; remove one of them"
+        )
+    if config.stats.recur is not None and len(plan.clients) < 2:
+        raise ConfigError("stats.recur is set but there is one client, whose rows recur nowhere; set it to null")
+
+
 def the_numbers_fit(plan: Plan) -> None:
     """Refuse so many beginnings and bytes of names that are to be found that the vector of counts fits no machine."""
     assert isinstance(plan.algorithm, Counts)
@@ -56,5 +68,5 @@ def the_numbers_fit(plan: Plan) -> None:
 SUBJECT = Subject(
     "Counts of what silos have",
     applies=lambda plan: plan.config.paradigm == "stats",
-    of_plan=(enough_shares_are_honest, the_server_has_no_rows, the_numbers_fit),
+    of_plan=(enough_shares_are_honest, the_server_has_no_rows, digests_stay_with_the_server, the_numbers_fit),
 )
