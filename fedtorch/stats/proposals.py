@@ -15,7 +15,7 @@ from fedtorch.stats.questions import FOUND_LABELS
 from fedtorch.stats.said import how_often
 from fedtorch.stats.shown import label_table
 from fedtorch.stats.table import Stats, Table
-from fedtorch.stats.tokenizer import FOLDER
+from fedtorch.stats.tokenizer import FOLDER, MADE_OF
 
 LONGER = 0.01
 """Share of the rows that may be longer than the proposed `max_length`."""
@@ -34,11 +34,9 @@ def proposals(stats: Stats, run: Path) -> Counted:
     labels = _labels(stats, table, why) if table is not None and stats.task in LABELLED else ()
     length = _max_length(stats, why)
     weights = _class_weights(stats, table, why) if table is not None else {}
-    tokenizer = run / FOLDER
-    has_one = (tokenizer / "tokenizer.json").is_file()
-    if has_one:
+    made = _tokenizer(stats, run)
+    if made is not None:
         why["tokenizer"] = "made of words that silos counted; it counts as public"
-    made = str(tokenizer) if has_one else None
     return Counted(str(run), stats.task, labels, length, stats.tokenizer, weights, made, why)
 
 
@@ -66,6 +64,15 @@ def as_yaml(stats: Stats, run: Path) -> str:
         *(f"# {escaped(line)}" for line in remarks(stats)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _tokenizer(stats: Stats, run: Path) -> str | None:
+    """The one that the run has made; else the one whose tokens it has counted, if such a run has made that."""
+    counted = Path(stats.tokenizer) if stats.tokenizer else None
+    for folder in (run / FOLDER, counted):
+        if folder is not None and (folder / MADE_OF).is_file():
+            return str(folder)
+    return None
 
 
 def _key(indent: str, key: str, value: str | None, why: Mapping[str, str]) -> list[str]:

@@ -43,7 +43,7 @@ def who_sees(stats: Stats) -> list[str]:
 
 def how_often(table: Table) -> str:
     """How often a name had to be counted to be shown, as the end of a sentence; empty: that is not told."""
-    if table.threshold is None:
+    if table.threshold is None or (table.threshold <= 1 and not table.deviation):
         return ""
     return f"more than {table.threshold:.4g} times" if table.deviation else f"{table.threshold:.4g} times or more"
 
@@ -51,7 +51,7 @@ def how_often(table: Table) -> str:
 def _without_noise(stats: Stats) -> list[str]:
     server = "The server has received sums alone" if stats.masked else "The server has received every silo's numbers"
     lines = [f"{server}. {_NOBODY}: who knows all rows but one of a sum can subtract them, and knows that one."]
-    if stats.min_count is not None:
+    if stats.min_count is not None and stats.min_count > 1:
         lines.append(
             f"Numbers below {stats.min_count}, and those that leave over fewer, are not shown in the tables. That "
             "hides them from readers, not from whoever has received them, and not from a comparison with another count "

@@ -10,7 +10,7 @@ from rich.console import Console
 from fedtorch.core.terminal import NOTHING, Cell, print_table
 from fedtorch.data.own.overview import label_divergence
 from fedtorch.stats.bins import Bins, in_words, longest_below
-from fedtorch.stats.questions import FOUND_LABELS
+from fedtorch.stats.questions import FOUND_LABELS, bins
 from fedtorch.stats.said import how_often, who_sees
 from fedtorch.stats.table import Numbers, Stats, Table
 
@@ -161,18 +161,20 @@ def _lengths(stats: Stats, table: Table) -> Grid:
 
 
 def told_edges(stats: Stats, table: Table) -> list[int]:
-    """Places of edges for which it is told how many rows are longer: round lengths, and the config's `max_length`.
+    """Places of edges for which it is told how many rows are longer: lengths in tokens that are of interest.
 
-    Of round lengths, which are multiples of 16, those that some rows exceed and the first that none does.
+    They are those whose edges are none of usual bins: the config's `max_length`, then those that some rows exceed and
+    the first that none does.
     """
-    configured = stats.max_length if table.name == "tokens" else None
-    lengths = [longest_below(edge) or 0 for edge in table.edges[:-1]]
-    wanted = [place for place, length in enumerate(lengths) if length > 0 and length % 16 == 0]
+    if table.name != "tokens":
+        return []
+    usual = set(bins()) - {(stats.max_length or 0) + 1.0}
+    wanted = [place for place, edge in enumerate(table.edges[:-1]) if edge not in usual]
     whole = Bins.of(stats, table)
     exceeded = [place for place in wanted if whole.from_edge(place) > 0]
     rest = [place for place in wanted if place not in exceeded][:1]
-    kept = (exceeded + rest)[-LENGTHS_SHOWN:]
-    return sorted({*kept, *(place for place, length in enumerate(lengths) if length == configured)})
+    configured = [place for place in wanted if longest_below(table.edges[place]) == stats.max_length]
+    return sorted({*(exceeded + rest)[-LENGTHS_SHOWN:], *configured})
 
 
 def _notes(table: Table) -> Iterator[str]:

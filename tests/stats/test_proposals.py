@@ -92,7 +92,7 @@ def test_found_labels_are_proposed_and_labels_of_other_tasks_are_not() -> None:
 
 def test_the_yaml_is_laid_over_a_config_and_names_cannot_leave_their_line(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "tokenizer/tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer/made_of.json").write_text("{}")
     odd = ("a: b # c", "new\nrounds: 9", 'quote"\u2028x', "no")
     run = exact(labels({"east": (90, 80, 70, 2), "we\nst: x": (0, 50, 50, 0)}, odd))
     assert yaml.safe_load(as_yaml(run, tmp_path)) == {
@@ -107,6 +107,17 @@ def test_the_yaml_is_laid_over_a_config_and_names_cannot_leave_their_line(tmp_pa
     text = as_yaml(exact(tables=()), RUN)
     assert yaml.safe_load(text) is None and "# Nothing is proposed." in text
     assert "# max_length: tokens of 'words'; 1.00% of 200 rows are longer\n  max_length: 64" in as_yaml(exact(), RUN)
+
+
+def test_the_tokenizer_is_the_runs_own_or_that_whose_tokens_were_counted(tmp_path: Path) -> None:
+    words, run = tmp_path / "words", tmp_path / "run"
+    counted = exact(tokenizer=str(words))
+    assert proposals(counted, run).tokenizer is None
+    for folder in (words, run / "tokenizer"):
+        folder.mkdir(parents=True)
+        (folder / "made_of.json").write_text("{}")
+        assert proposals(counted, run).tokenizer == str(folder)
+        assert proposals(exact(tokenizer=None), run).tokenizer == (str(folder) if folder != words else None)
 
 
 def broken(*tables: Any, **changed: Any) -> list[str]:

@@ -9,7 +9,7 @@ from counted_tables import EDGES, SILOS, exact, hidden, labels, lengths, noised,
 
 from fedtorch.core.terminal import PlainConsole
 from fedtorch.data.own.overview import label_divergence
-from fedtorch.stats.said import promise, who_sees
+from fedtorch.stats.said import how_often, promise, who_sees
 from fedtorch.stats.shown import Grid, divergences, grids, number, share, show, told_edges
 from fedtorch.stats.table import Stats
 
@@ -64,9 +64,11 @@ def test_lengths_have_quantiles_in_bounds_and_the_share_that_is_cut() -> None:
     few = exact(lengths({"east": (0, 9, 0, 0, 0, 0)}))
     assert grid(few, "tokens").heads[3:] == ("> 16", "> 32")  # the first that none exceeds, and max_length
     assert told_edges(replace(few, max_length=128), few.tables[4]) == [2, 5]
-    assert told_edges(replace(few, max_length=128), replace(few.tables[4], name="characters")) == [2]
-    odd = replace(few.tables[4], edges=(0.0, 1.0, 17.5, 33.0, 66.0, 129.0, EDGES[-1]))
-    assert told_edges(replace(few, max_length=17), odd) == [2, 3]
+    assert told_edges(few, replace(few.tables[4], name="characters")) == []
+    usual = replace(few.tables[4], edges=(0.0, 1.0, 16.0, 33.0, 64.0, 129.0, EDGES[-1]))
+    assert told_edges(replace(few, max_length=15), usual) == [2]  # 16 is a power of 2; the first that none exceeds
+    many = exact(lengths({"east": (9, 9, 9, 9, 9, 9)}, edges=(0.0, 17.0, 18.0, 19.0, 20.0, 21.0, EDGES[-1])))
+    assert told_edges(many, many.tables[4]) == [1, 2, 3, 4, 5]
 
 
 def test_a_number_that_is_not_shown_and_noise_are_told() -> None:
@@ -108,6 +110,8 @@ def test_what_is_said_without_privacy_names_who_has_what() -> None:
     assert "The server has received sums alone" in masked and "There are two silos: each can subtract" in masked
     assert "masks hide each silo's own numbers" in promise(pooled)
     assert "two silos" not in " ".join(who_sees(replace(pooled, silos=SILOS)))
+    assert "Numbers below" not in " ".join(who_sees(exact(min_count=1)))
+    assert how_often(table("words", ("x",), {"a": (1,)}, "found", threshold=1.0)) == ""
 
 
 def test_what_is_said_with_privacy_has_unit_budget_and_against_whom() -> None:

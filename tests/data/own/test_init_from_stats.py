@@ -140,7 +140,7 @@ def test_a_model_of_ones_own_has_its_tokenizer_and_bounds_the_length(
 
 
 def test_what_noise_forbids_is_told_and_not_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / "tokenizer/tokenizer.json").unlink()
+    (run / "tokenizer/made_of.json").unlink()
     noised(counts()).write(run)
     assert main([notes(), "--out", "n.yaml", "--from-stats", str(run)]) == 0
     assert not {"class_weights", "tokenizer"} & set(written()) and written()["max_length"] == 64
