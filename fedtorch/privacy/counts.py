@@ -27,7 +27,7 @@ from fedtorch.core.update import Report
 from fedtorch.privacy.digests import keyed_digest
 from fedtorch.privacy.noise import ADD
 from fedtorch.privacy.public_sum import Masking, exact_sum, settled_clients
-from fedtorch.privacy.record.silo import Silo, Training, parts_of
+from fedtorch.privacy.record.silo import OwnSilos, Silo, Training, parts_of
 from fedtorch.privacy.record.terms import RELATION, Part, epsilon_of
 from fedtorch.privacy.stream import Stream, derived
 
@@ -138,9 +138,9 @@ class CountsLevel(Mechanism):
         cells(client, round): what it noises of its vector.
         """
         self.terms, self._clients = terms, tuple(clients)
-        self._open_silo, self._units, self._cells = open_silo, units, cells
+        self._units, self._cells = units, cells
         self.masking = masking
-        self._silos: dict[str, Silo] = {}
+        self._silos = OwnSilos(open_silo)
         self._left: dict[str, int] = {}
 
     def silo(self, client: str) -> Silo:
@@ -149,8 +149,6 @@ class CountsLevel(Mechanism):
         Raises:
             CheckpointError: they are damaged, or not for their owner alone.
         """
-        if client not in self._silos:
-            self._silos[client] = self._open_silo(client)
         return self._silos[client]
 
     def rests(self, client: str, round: int) -> str:

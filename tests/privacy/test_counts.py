@@ -73,6 +73,7 @@ def test_tables_that_were_not_asked_for_stay_zero_and_cost_nothing(tmp_path: Pat
     NoisedCounts(silo, terms(), 0, CELLS, ()).release(numbers, unasked={1})
     assert not numbers[10_000:].any() and numbers[:10_000].all()
     assert parts_of(silo.trainings()) == [(1.0, 1.0, 1)]
+    assert [(one.purpose, one.attempt, one.split) for one in silo.trainings()] == [("counts", 0, "")]
     NoisedCounts(silo, terms(), 1, CELLS, ()).release(numbers, unasked={0, 1})
     assert parts_of(silo.trainings()) == [(1.0, 1.0, 1)]
 
@@ -103,6 +104,7 @@ def test_a_report_tells_nothing_of_rows_and_counts_that_cannot_be_added_are_refu
     import torch
 
     one = level(tmp_path, terms())
+    assert not one.shows_scores and not one.shows_losses and one.needs_homes and one.public_exponent == 20
     said = one.reported(Report("north", examples=36, steps=9, loss_first=1.0, norm=5.0, max_abs=2.0, seconds=3.0))
     assert said == Report("north", examples=1, steps=1)
     with pytest.raises(UpdateError, match="too large"):
