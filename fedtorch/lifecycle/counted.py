@@ -87,4 +87,5 @@ def stats_of(built: BuiltRun, runner: Runner) -> Stats:
         max_length=task.rows_of.max_length,
         privacy=promise,
         task=config.task_name,
+        masked=config.privacy.secure_sum is not None,
     )
