@@ -25,7 +25,9 @@ def read(rule: CountRule, vector: Vector, *, min_count: int, **about: Any) -> St
             found.append(_found(rule, question, vector))
         else:
             found.append(_known(rule, question, vector, least))
-    return Stats(silos=plan.silos, tables=tuple(found), min_count=least, **about)
+    there = np.sum([vector[plan.present(round)] for round in range(plan.rounds)], axis=0)
+    absent = {name: plan.rounds - int(n) for name, n in zip(plan.silos, there, strict=True) if n < plan.rounds}
+    return Stats(silos=plan.silos, tables=tuple(found), min_count=least, absent=absent, **about)
 
 
 def _found(rule: CountRule, question: Question, vector: Vector) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fedtorch.core.shown import shortened
 from fedtorch.stats.table import Stats, Table
 
 _NOBODY = "Nothing is promised"
@@ -24,6 +25,9 @@ def promise(stats: Stats) -> str:
 def who_sees(stats: Stats) -> list[str]:
     """Sentences on which party sees which number, and what it can learn from it about whom."""
     lines = [f"Protection of each {stats.unit}: {promise(stats)}."]
+    if stats.absent:
+        missed = ", ".join(f"{name} in {rounds}" for name, rounds in stats.absent.items())
+        lines.append(f"Not counted in all rounds, so some numbers lack them: {shortened(missed, 200)}.")
     by_silo = [table.title for table in stats.tables if table.silos]
     if by_silo:
         lines.append(f"Of each silo by itself all parties see: {'; '.join(by_silo)}. Everything else is a sum.")
@@ -56,6 +60,11 @@ def _without_noise(stats: Stats) -> list[str]:
             f"Numbers below {stats.min_count}, and those that leave over fewer, are not shown in the tables. That "
             "hides them from readers, not from whoever has received them, and not from a comparison with another count "
             "of nearly the same rows."
+        )
+    if any(table.kind == "found" for table in stats.tables):
+        lines.append(
+            "The server says which beginnings of names are counted next. One that does not keep to the rule can ask "
+            "for rare ones; silos notice it with trust.verify: all."
         )
     if len(stats.silos) == 2 and any(not table.silos for table in stats.tables):
         lines.append("There are two silos: each can subtract its own numbers from a sum, and has the other's.")

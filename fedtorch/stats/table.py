@@ -67,6 +67,8 @@ class Stats:
     """what is promised, as in results.json: epsilon, delta, unit, noise_at, ...; nothing where nothing is"""
     task: str = ""
     """`task.name`"""
+    absent: Mapping[str, int] = field(default_factory=dict)
+    """silo -> in how many rounds it took no part; only those that missed some"""
     masked: bool = False
     """did masks hide each silo's numbers, so that nobody has seen more than sums over silos?"""
 

@@ -54,7 +54,7 @@ def test_the_noise_that_each_share_has_follows_from_those_who_keep_theirs(tmp_pa
 def test_a_server_counts_no_rows_that_noise_hides_from_it(tmp_path: Path) -> None:
     private = {"privacy": {"epsilon": 4.0}}
     with pytest.raises(ConfigError, match="system.server_works is true: the server would hold rows of a silo"):
-        counting.the_server_has_no_rows(plan(tmp_path, server_works=True, stats=private))
+        counting.the_server_has_no_rows(plan(tmp_path, 2, server_works=True, stats=private))
     counting.the_server_has_no_rows(plan(tmp_path, 1, server_works=True, stats=private))
     counting.the_server_has_no_rows(plan(tmp_path, server_works=True))
 
@@ -62,6 +62,7 @@ def test_a_server_counts_no_rows_that_noise_hides_from_it(tmp_path: Path) -> Non
 def test_digests_of_rows_go_to_the_server_alone(tmp_path: Path) -> None:
     recur = {"recur": {"key": "key"}}
     counting.digests_stay_with_the_server(plan(tmp_path, stats=recur))
+    counting.digests_stay_with_the_server(plan(tmp_path, 3, ("north", "south"), stats=recur))
     with pytest.raises(ConfigError, match="there is one client, whose rows recur nowhere"):
         counting.digests_stay_with_the_server(plan(tmp_path, 1, ("north",), stats=recur))
     with pytest.raises(ConfigError, match="trust.verify is too, with which silos see all"):
@@ -71,5 +72,7 @@ def test_digests_of_rows_go_to_the_server_alone(tmp_path: Path) -> None:
 
 def test_a_vector_of_counts_has_an_end(tmp_path: Path) -> None:
     counting.the_numbers_fit(plan(tmp_path, stats={"words": {"longest": 15, "width": 16384}}))
+    with pytest.raises(ConfigError, match="numbers, 67108864 at most"):
+        check_plan(plan(tmp_path, stats={"words": {"longest": 16, "width": 16384}}))
     with pytest.raises(ConfigError, match="numbers, 67108864 at most"):
         counting.the_numbers_fit(plan(tmp_path, stats={"words": {"longest": 16, "width": 16384}}))

@@ -8,7 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtorch.stats.reading import with_wide_ends, without_small
+from fedtorch.stats.questions import CountPlan, Question
+from fedtorch.stats.reading import read, with_wide_ends, without_small
+from fedtorch.stats.rule import CountRule
+from fedtorch.stats.said import who_sees
+from fedtorch.stats.settings import Found
 
 INF = float("inf")
 
@@ -54,3 +58,15 @@ def test_the_first_and_the_last_bin_are_wide_enough_to_be_shown() -> None:
     assert [row.tolist() for row in merged] == [[3.0, 9.0, 3.0], [3.0, 9.0, 2.0]]
     few, one = with_wide_ends(edges, [np.array([0.0, 1.0, 0.0, 1.0, 0.0, 0.0])], 5)
     assert few == (0.0, INF) and one[0].tolist() == [2.0]
+
+
+def test_a_silo_that_missed_a_round_is_named() -> None:
+    known = Question("units", "units", cells=("units",))
+    words = Question("words", "words", found=Found(longest=2, width=2))
+    plan = CountPlan(("a", "b"), (known, words), by_silo=True)
+    vector = np.zeros(plan.size)
+    for round in range(plan.rounds):
+        vector[plan.present(round)] = [1.0, float(round == 0)]
+    stats = read(CountRule(plan), vector, min_count=1, unit="row")
+    assert stats.absent == {"b": 2}
+    assert any("lack them: b in 2." in line or "b in 2" in line for line in who_sees(stats))
