@@ -65,6 +65,13 @@ def test_lengths_are_bars_of_silos_or_of_all_with_the_noise() -> None:
     assert "[1, 17), all: 63<" in page(exact(many))
     assert "[1, 17), s0: 0.75<" in page(exact(replace(many, silos=dict(list(many.silos.items())[:MOST_DRAWN]))))
     assert "<svg" not in sections(page(exact(lengths({"east": (0,) * 6}))))["tokens"]
+    assert "[1, 17), east: 1<" in page(exact(lengths({"east": (0, 1, 0, 0, 0, 0)})))
+    assert "[17, 33), east: 0<" in page(exact(lengths({"east": (0, 1, -1, 9, 0, 0)}))) and MOST_DRAWN == 6
+    assert "[129, inf), east: 1<" in page(exact(lengths({"east": (0, 0, 0, 0, 0, 7)})))
+    apart = page(exact(lengths({"east": (0, 9, 0, 0, 0, 0), "north": (0, 0, 9, 0, 0, 0)})))
+    assert "[1, 17), east: 1<" in apart and "[17, 33), north: 1<" in apart
+    near = page(noised(exact(lengths({"east": (0, 2, 66, 0, 0, 0)}))))
+    assert "<title>[1, 17), all: 2 (-4 to 8)</title>" in near and "[0, 1), all" not in near
     few = hidden(exact(lengths({"east": (0, 9, 1, 9, 0, 0)})))
     assert "[33, 65), east" in page(few) and "[17, 33), east" not in page(few)
 
@@ -73,4 +80,6 @@ def test_names_are_no_markup_and_many_of_them_are_cut() -> None:
     odd = table("words", ("<script>x</script>", *(f"w{i}" for i in range(MOST_ROWS))), {"<i>": (5,) * (MOST_ROWS + 1)})
     text = page(exact(odd, silos=("<i>",)))
     assert "<script>x" not in text and "<i>" not in text and "1 more stand in the file." in text
-    assert len(cells(sections(text)["words"])) == 1 + MOST_ROWS
+    assert len(cells(sections(text)["words"])) == 1 + MOST_ROWS == 1001
+    whole = table("words", odd.cells[1:], {"east": (5,) * MOST_ROWS})
+    assert "more stand in the file" not in page(exact(whole))

@@ -110,6 +110,7 @@ def test_the_same_numbers_on_any_ranks_and_under_masks(here: Path, exact: Stats,
     found = Stats.read(here / "ranks-stats")
     assert [table.pooled for table in found.tables] == [table.pooled for table in one.tables]
     assert [table.cells for table in found.tables] == [table.cells for table in one.tables]
+    assert not one.masked
     assert found.masked == ("privacy" in changes) and not found.absent
     assert found.table("labels").silos.keys() == (set() if "privacy" in changes else set(CLIENTS))  # type: ignore[union-attr]
 
