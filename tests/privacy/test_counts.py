@@ -58,14 +58,14 @@ def test_the_same_numbers_have_the_same_noise_and_are_one_release(tmp_path: Path
     assert np.array_equal(first, second)
     assert parts_of(again.trainings()) == [(1.0, 1.0, 2)] and len(again.trainings()) == 2
     for other in (noised(again, terms(), 4.0) - 1.0, noised(again, terms(), 3.0, round=1)):
-        assert not np.isclose(first[:20_000], other[:20_000]).any()
+        assert (first[:20_000] == other[:20_000]).sum() < 20  # of multiples of 2^-20, which meet by chance
     assert parts_of(again.trainings()) == [(1.0, 1.0, 6)]
 
 
 def test_a_share_differs_where_others_take_part(tmp_path: Path) -> None:
     silo = Silo.open(tmp_path / "silo", "run")
     all_three, two = (noised(silo, terms(honest=2), facts=names) for names in ((b"a", b"b", b"c"), (b"a", b"b")))
-    assert not np.isclose(all_three[:20_000], two[:20_000]).any()
+    assert (all_three[:20_000] == two[:20_000]).sum() < 20
 
 
 def test_tables_that_were_not_asked_for_stay_zero_and_cost_nothing(tmp_path: Path) -> None:
