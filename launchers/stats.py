@@ -18,11 +18,10 @@ from fedtorch.config import load as yaml_config
 from fedtorch.config.options import add_config_options, parse
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, print_error
 from fedtorch.core.files import replace_file
-from fedtorch.core.terminal import PlainConsole
+from fedtorch.lifecycle.counted import tell
 from fedtorch.main import main as run
 from fedtorch.report.stats_page import NAME, page
 from fedtorch.stats.proposals import as_yaml
-from fedtorch.stats.shown import show
 from fedtorch.stats.table import FILE, Stats
 
 from . import local
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "launchers.stats
         elif args.set or args.ranks is not None or args.dry_run:
             raise ConfigError(f"{folder} has been counted; --set, --ranks and --dry-run are for a config")
         else:
-            show(Stats.read(folder), PlainConsole())
+            tell(folder)
         if args.html and not args.dry_run:
             print(f"page: {_write_page(folder, args.html)}")
         return 0

@@ -12,6 +12,7 @@ from fedtorch.core.terminal import PlainConsole
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import BuiltRun
 from fedtorch.setup.counting import terms_of, unit_named
+from fedtorch.stats.broken import remarks
 from fedtorch.stats.reading import read
 from fedtorch.stats.settings import Words
 from fedtorch.stats.shown import show
@@ -57,10 +58,23 @@ def show_counted(config: Config) -> bool:
     """Show the tables, on the server; False: it is no run that counts."""
     if config.paradigm != "stats":
         return False
-    show(Stats.read(config.folder), PlainConsole())
-    print(f"tables:  {config.folder / FILE}")
-    print(f"page:    fedtorch stats {config.folder} --html")
+    tell(config.folder)
     return True
+
+
+def tell(folder: Path) -> None:
+    """Print the tables of a run that has counted, what looks wrong with silos, and where all of it is.
+
+    Raises:
+        DataError: it has not.
+    """
+    stats, console = Stats.read(folder), PlainConsole()
+    show(stats, console)
+    for line in remarks(stats):
+        console.print(line, soft_wrap=True)
+    console.print(f"tables:     {folder / FILE}", soft_wrap=True)
+    console.print(f"page:       fedtorch stats {folder} --html", soft_wrap=True)
+    console.print(f"proposals:  fedtorch init FILE --from-stats {folder}", soft_wrap=True)
 
 
 def stats_of(built: BuiltRun, runner: Runner) -> Stats:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fedtorch.core.shown import shortened
 from fedtorch.stats.bins import SIGMAS, Bins, in_words
 from fedtorch.stats.shown import label_table, number
-from fedtorch.stats.table import Stats, Table
+from fedtorch.stats.table import Stats
 
 TWICE = 0.5
 """Share of a silo's rows from which on rows that stand twice are told."""
@@ -45,9 +45,7 @@ def _without_rows(stats: Stats) -> Iterator[str]:
         return
     for silo, numbers in table.silos.items():
         count = numbers[place]
-        if count is None:
-            yield f"{silo}: has fewer than {stats.min_count} rows of train, or none"
-        elif not surely(count, table.silo_deviation):
+        if count is not None and not surely(count, table.silo_deviation):
             shown, _ = number(count, table.silo_deviation, None)
             more = (
                 f"no more rows of train than noise could make ({shown})" if table.silo_deviation else "no rows of train"
@@ -65,15 +63,9 @@ def _one_label(stats: Stats) -> Iterator[str]:
     }
     several = [silo for silo, names in found.items() if len(names) > 1]
     for silo, names in found.items():
-        if len(names) == 1 and several:
-            whole = f"all its rows{_shown_of(stats, table)} have the label {shortened(names[0])}"
-            yield f"{silo}: {whole}; others have several"
-
-
-def _shown_of(stats: Stats, table: Table) -> str:
-    if table.silo_deviation:
-        return ", as far as noise shows,"
-    return "" if stats.min_count is None else f", but for labels of fewer than {stats.min_count},"
+        if len(names) == 1 and several and None not in table.silos[silo]:
+            noise = ", as far as noise shows," if table.silo_deviation else ""
+            yield f"{silo}: all its rows{noise} have the label {shortened(names[0])}; others have several"
 
 
 def _twice(stats: Stats) -> Iterator[str]:
@@ -110,10 +102,9 @@ def _own_labels(stats: Stats) -> Iterator[str]:
         return
     for place, name in enumerate(table.cells):
         owners = [silo for silo, each in table.silos.items() if surely(each[place], table.silo_deviation)]
-        if len(owners) == 1:
-            rare = "" if stats.min_count is None else f" {stats.min_count} rows or more of"
+        if len(owners) == 1 and all(each[place] is not None for each in table.silos.values()):
             noise = ", as far as noise shows" if table.silo_deviation else ""
-            yield f"{owners[0]}: it alone has{rare} the label {shortened(name)}{noise}"
+            yield f"{owners[0]}: it alone has the label {shortened(name)}{noise}"
 
 
 def _labels_alike(stats: Stats) -> Iterator[str]:

@@ -193,7 +193,7 @@ def questions_of(settings: StatsConfig, about: TaskFacts) -> tuple[Question, ...
 
     lengths = bins()
     found = [
-        asked("rows", "rows", cells=("train", "dev", "test")),
+        asked("rows", "rows", cells=("train", "dev", "test"), parts=True),
         Question("units", "units", cells=("units",)),
         Question("twice", "rows that a silo has more than once", cells=("from the second time on",)),
     ]
@@ -203,7 +203,7 @@ def questions_of(settings: StatsConfig, about: TaskFacts) -> tuple[Question, ...
             found.append(asked(name, title, cells=about.labels, parts=about.one_label))
         else:
             found.append(Question(FOUND_LABELS, f"{title}, found", found=settings.labels, most=most.get(name, 1)))
-            found.append(asked(name, title, named_by=FOUND_LABELS))
+            found.append(asked(name, title, named_by=FOUND_LABELS, parts=about.one_label))
     if about.roles:
         found += [asked("roles", "messages by role", cells=about.roles), asked("turns", "turns", edges=lengths)]
     found.append(asked("characters", "characters of a row", edges=lengths))

@@ -127,15 +127,15 @@ def without_small(
     """The numbers of a table, None where few units are behind one, or where others that are shown would give it away.
 
     Hidden are numbers below `least`, and where cells are parts of a whole also those that leave less than `least` of
-    it. Of every line whose sum is known (all cells of a silo, all silos of a cell) either no number is hidden, or two
-    at least; so another one is hidden, the smallest, until that is so.
+    it. The hidden numbers of a line whose sum is known (all cells of a silo, all silos of a cell whose pooled number is
+    shown) are two at least, and `least` together; so others are hidden with them, the smallest first, until that is so.
     """
     table = np.array([*each.values(), pooled]) if each else np.array([pooled])
     hidden = table < least
     if parts:
         whole = table.sum(axis=1, keepdims=True)
         hidden |= (whole - table < least) & (whole > 0)
-    while _hide_one_more(table, hidden, parts=parts, sums=bool(each)):
+    while _hide_one_more(table, hidden, least, parts=parts, sums=bool(each)):
         pass
     shown = [
         tuple(None if h else float(n) for n, h in zip(*row, strict=True)) for row in zip(table, hidden, strict=True)
@@ -143,12 +143,15 @@ def without_small(
     return shown[-1], dict(zip(each, shown, strict=False))
 
 
-def _hide_one_more(table: Vector, hidden: Any, *, parts: bool, sums: bool) -> bool:
-    """Hide the smallest number of the first line in which exactly one is hidden; False: there is no such line."""
-    rows = list(zip(table, hidden, strict=True)) if parts and table.shape[1] > 1 else []
-    columns = list(zip(table.T, hidden.T, strict=True)) if sums else []
-    for numbers, is_hidden in (*rows, *columns):  # views, so that what is hidden there is hidden in the table
-        if int(is_hidden.sum()) == 1:
-            is_hidden[int(np.argmin(np.where(is_hidden, np.inf, numbers)))] = True
+def _hide_one_more(table: Vector, hidden: Any, least: int, *, parts: bool, sums: bool) -> bool:
+    """Hide the smallest number of the first line that tells too much of hidden ones; False: there is no such line."""
+    # views, so that what is hidden in a line is hidden in the table
+    lines = [(row, own, True) for row, own in zip(table, hidden, strict=True)] if parts and table.shape[1] > 1 else []
+    if sums:
+        lines += [(column, own, not own[-1]) for column, own in zip(table.T, hidden.T, strict=True)]
+    for numbers, own, has_sum in lines:
+        tells_all = int(own.sum()) == 1 or (has_sum and own.any() and float(numbers[own].sum()) < least)
+        if tells_all and not own.all():
+            own[int(np.argmin(np.where(own, np.inf, numbers)))] = True
             return True
     return False

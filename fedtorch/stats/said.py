@@ -57,9 +57,9 @@ def _without_noise(stats: Stats) -> list[str]:
     lines = [f"{server}. {_NOBODY}: who knows all rows but one of a sum can subtract them, and knows that one."]
     if stats.min_count is not None and stats.min_count > 1:
         lines.append(
-            f"Numbers below {stats.min_count}, and those that leave over fewer, are not shown in the tables. That "
-            "hides them from readers, not from whoever has received them, and not from a comparison with another count "
-            "of nearly the same rows."
+            f"* stands for a number that is not shown: fewer than {stats.min_count} units are behind it, or such a "
+            "number would follow from it. That hides numbers from readers, not from whoever has received them, and not "
+            "from a comparison with another count of nearly the same rows."
         )
     if any(table.kind == "found" for table in stats.tables):
         lines.append(

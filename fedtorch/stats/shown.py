@@ -24,6 +24,8 @@ LENGTHS_SHOWN = 6
 """Lengths for which it is told how many rows are longer."""
 QUANTILES = {"median": 0.5, "95 %": 0.95}
 ALL = "all"
+HIDDEN = "*"
+"""In place of a number that is not shown."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,9 @@ def label_table(stats: Stats) -> Table | None:
 
 
 def number(value: float | None, deviation: float, min_count: int | None) -> Cell:
-    """A count: `< 5` where it is not shown, `12 ± 3` where it has noise of that standard deviation."""
+    """A count: `*` where it is not shown, `12 ± 3` where it has noise of that standard deviation."""
     if value is None:
-        return (f"< {min_count}", None) if min_count is not None else NOTHING
+        return (HIDDEN, None) if min_count is not None else NOTHING
     noise = f" ± {deviation:.2g}" if deviation else ""
     return f"{round(value)}{noise}", value
 

@@ -131,7 +131,7 @@ def test_nothing_is_said_of_data_in_order() -> None:
 def test_silos_that_look_broken_are_named_with_the_reason() -> None:
     rows = table("rows", ("train", "dev"), {"east": (0, 9), "north": (80, 8)})
     assert broken(rows) == ["east: has no rows of train"]
-    assert remarks(hidden(exact(rows)))[0] == "east: has fewer than 5 rows of train, or none"
+    assert not any("rows of train" in line for line in remarks(hidden(exact(rows))))  # what is hidden may be anything
     near = table("rows", ("train",), {"east": (5.7,), "north": (80,)})
     assert "east: has no more rows of train than noise could make (6 ± 2)" in remarks(noised_by_silo(exact(near)))
     one = labels({"east": (75, 0), "north": (20, 60)})
@@ -139,10 +139,7 @@ def test_silos_that_look_broken_are_named_with_the_reason() -> None:
         "east: all its rows have the label 'bad'; others have several",
         "north: it alone has the label 'good'",
     ]
-    assert remarks(hidden(exact(one)))[0].startswith(
-        "east: all its rows, but for labels of fewer than 5, have the label"
-    )
-    assert "it alone has 5 rows or more of the label 'good'" in remarks(hidden(exact(one)))[1]
+    assert remarks(hidden(exact(one))) == []
     assert "as far as noise shows, have the label 'bad'" in remarks(noised_by_silo(exact(one)))[0]
     assert broken(labels({"east": (75, 0), "north": (60, 0)})) == []
     twice = table("twice", ("twice",), {"east": (58,), "north": (45,), "west": (0,)})

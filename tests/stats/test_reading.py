@@ -29,25 +29,34 @@ def test_small_numbers_are_hidden_and_so_is_what_they_would_follow_from() -> Non
     assert pooled == (None, None, 60.0)
     pooled, _ = shown({"all": [98, 2]}, parts=True)  # 98 of 100 tells of the 2
     assert pooled == (None, None)
+    pooled, _ = shown({"all": [1, 2, 40, 60]}, parts=True)  # two numbers that are 3 together tell of both
+    assert pooled == (None, None, None, 60.0)
 
 
 def test_a_small_number_of_a_silo_does_not_follow_from_those_of_the_others() -> None:
     pooled, each = shown({"a": [2, 30], "b": [20, 30], "c": [10, 30]}, parts=False)
     assert pooled == (32.0, 90.0)
     assert each["a"] == (None, 30.0) and each["c"] == (None, 30.0) and each["b"] == (20.0, 30.0)
+    pooled, each = shown({"a": [0], "b": [0], "c": [20]}, parts=False)  # 20 of 20 would tell that two have none
+    assert pooled == (20.0,) and each == {"a": (None,), "b": (None,), "c": (None,)}
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 30), min_size=3, max_size=3), min_size=2, max_size=5), st.booleans())
-def test_no_line_of_known_sum_has_one_hidden_number(rows: list[list[int]], parts: bool) -> None:
+def test_hidden_numbers_of_a_known_sum_are_two_and_not_small_together(rows: list[list[int]], parts: bool) -> None:
     named = {f"silo{at}": row for at, row in enumerate(rows)}
     pooled, each = shown(named, parts=parts)
     for at in range(3):
-        assert [pooled[at], *(row[at] for row in each.values())].count(None) != 1
-    for row, numbers in [(named[name], row) for name, row in each.items()] + [([0] * 3, pooled)]:
-        assert not parts or numbers.count(None) != 1
-        assert all(number is None or number >= 5 for number in numbers)
-        assert numbers is pooled or all(n is None or n == float(r) for n, r in zip(numbers, row, strict=True))
+        own = [row[at] for row in each.values()]
+        hidden = [row[at] for row, number in zip(rows, own, strict=True) if number is None]
+        if pooled[at] is None:
+            assert own.count(None) >= 1
+        else:
+            assert not hidden or (len(hidden) > 1 and sum(hidden) >= 5)
+    for numbers, row in [*((each[name], row) for name, row in named.items()), (pooled, [sum(c) for c in zip(*rows)])]:
+        hidden = [number for shown_, number in zip(numbers, row, strict=True) if shown_ is None]
+        assert not parts or not hidden or len(hidden) == 3 or (len(hidden) > 1 and sum(hidden) >= 5)
+        assert all(shown_ is None or (shown_ >= 5 and shown_ == number) for shown_, number in zip(numbers, row))
 
 
 def test_the_first_and_the_last_bin_are_wide_enough_to_be_shown() -> None:

@@ -72,10 +72,10 @@ def test_lengths_have_quantiles_in_bounds_and_the_share_that_is_cut() -> None:
 
 
 def test_a_number_that_is_not_shown_and_noise_are_told() -> None:
-    assert number(None, 0.0, 5) == ("< 5", None) and number(None, 0.0, None) == ("-", None)
+    assert number(None, 0.0, 5) == ("*", None) and number(None, 0.0, None) == ("-", None)
     assert number(12.4, 3.14159, None) == ("12 ± 3.1", 12.4) and number(-0.2, 1.0, None)[0] == "0 ± 1"
     assert share(None) == ("-", None) and share(0.25) == ("25.0%", 0.25) and share(0.25, 0.3)[0] == "25.0% (≤ 30.0%)"
-    assert texts(hidden(exact()), "rows")[2] == ["west", "20", "< 5", "< 5", "20", "< 5", "0.000"]
+    assert texts(hidden(exact()), "rows")[2] == ["west", "20", "*", "*", "20", "*", "0.000"]
     # numbers are hidden beyond 64: 54 are shown of 198, and 2 of all 200 are in none that is
     assert texts(hidden(exact()), "tokens")[-1][4] == f"{54 / 198:.1%} (≤ {56 / 198:.1%})"
     assert texts(noised(exact()), "labels") == [["bad", "105 ± 2"], ["good", "95 ± 2"]]
@@ -101,7 +101,9 @@ def test_what_is_said_without_privacy_names_who_has_what() -> None:
     assert "Of each silo by itself all parties see: rows; units; twice; labels; tokens; words" in plainly
     assert "The server has received every silo's numbers. Nothing is promised" in plainly and "below" not in plainly
     assert "a rare one may be a person's" in plainly
-    assert "Numbers below 5, and those that leave over fewer, are not shown" in " ".join(who_sees(hidden(exact())))
+    assert "* stands for a number that is not shown: fewer than 5 units are behind it" in " ".join(
+        who_sees(hidden(exact()))
+    )
     pooled = exact(
         tables=tuple(replace(each, silos={}) for each in exact().tables), masked=True, silos=("east", "west")
     )
