@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # Before torch starts: one thread per rank (two ranks' threads on shared cores are 20 times slower), no network.
@@ -126,15 +127,21 @@ def _own_linear() -> Iterator[None]:
     torch.nn.functional.linear = linear
 
 
+_seen: dict[str, ModuleType] = {}
+"""Modules that were looked at after an earlier test, and that no test wrote: thousands, so not once more each time."""
+
+
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A module that a test wrote into its folder is forgotten after it: others write one of the same name."""
     yield
     made = str(tmp_path_factory.getbasetemp())
-    for name, module in list(sys.modules.items()):
+    for name, module in [item for item in sys.modules.items() if _seen.get(item[0]) is not item[1]]:
         file = getattr(module, "__file__", None)
         if file and os.path.abspath(file).startswith(made):
             del sys.modules[name]
+        else:
+            _seen[name] = module
 
 
 @pytest.fixture(scope="session")
