@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrow import NARROW, narrow_windows
 from ranks import expect_exit, run_ranks
 
 from fedtorch.comm import local
@@ -34,7 +35,7 @@ from tests.support.combined import combined
 
 NAMES = tuple(f"client-{k}" for k in range(7))
 WEIGHTS = (0.3, -0.1, 0.25, 0.0, 0.2, 1.7, 1e-6)
-SIZE = WINDOW + 12_345  # two windows, the second one short
+SIZE = NARROW + 12_345  # two windows, the second one short
 
 
 def fill(comm: Communicator, homes: dict[str, int], folder: str, size: int, dtype: torch.dtype) -> Any:
@@ -81,6 +82,11 @@ def distributed_round(homes: dict[str, int], folder: str, exchange: Exchange, si
         return one_round(comm, homes, folder, size, dtype)
 
 
+def round_of_two_windows(*args: Any) -> Any:
+    narrow_windows()
+    return distributed_round(*args)
+
+
 def spread(ranks: list[int]) -> dict[str, int]:
     return {name: ranks[place % len(ranks)] for place, name in enumerate(NAMES)}
 
@@ -105,7 +111,7 @@ def test_any_packing_and_transport_give_the_bits_of_one_process(
     num_ranks: int, hosts: list[int], exchange: Exchange, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), SIZE, dtype)
-    together = run_ranks(distributed_round, num_ranks, spread(hosts), str(tmp_path), exchange, SIZE, dtype)
+    together = run_ranks(round_of_two_windows, num_ranks, spread(hosts), str(tmp_path), exchange, SIZE, dtype)
     assert together == [alone] + [None] * (num_ranks - 1)
     assert alone[1] == list(NAMES)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from narrow import NARROW
 from pretended_device import used
 from pretended_nccl import PretendedNccl, Work, install_nccl
 from ranks import expect_exit, free_port, run_ranks
@@ -24,7 +25,6 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.transport import trial
 from fedtorch.comm.transport.device import Staging
-from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, PreflightError
 from fedtorch.core.weights import digest_of
 from tests.comm import test_allreduce as messages
@@ -92,10 +92,10 @@ def test_the_stand_in_holds_to_the_rules_of_nccl() -> None:
 def test_a_round_has_the_bits_of_one_process(
     num_ranks: int, hosts: list[int], exchange: Any, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    size = WINDOW + 12_345
+    size = NARROW + 12_345
     alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), size, dtype)
     how = hosts, str(tmp_path / "many"), exchange, dtype, size, True
-    assert run_ranks(over_nccl, num_ranks, "a_round", *how)[0][0] == alone
+    assert run_ranks(over_nccl, num_ranks, "round_of_two_windows", *how)[0][0] == alone
 
 
 @pytest.mark.parametrize("exchange", ["send", "reduce"])

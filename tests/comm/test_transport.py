@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrow import NARROW, narrow_windows
 from ranks import expect_exit, run_ranks
 
 from fedtorch.comm import local
@@ -21,7 +22,6 @@ from fedtorch.comm.transport import device as transport
 from fedtorch.comm.transport import windows
 from fedtorch.comm.transport.device import Staged, Staging
 from fedtorch.comm.transport.group import Group
-from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, PreflightError
 from fedtorch.core.update import Report, UpdateBuffer
 from tests.comm.test_exchange import NAMES, one_round, spread
@@ -35,6 +35,11 @@ def join(names: Any, *, staged: bool = True, timeout_s: float = 30, exchange: Ex
     if staged:
         comm.stage(ON_CPU)
     return comm
+
+
+def round_of_two_windows(*args: Any) -> Any:
+    narrow_windows()
+    return a_round(*args)
 
 
 def a_round(hosts: list[int], folder: str, exchange: Exchange, dtype: torch.dtype, size: int, staged: bool) -> Any:
@@ -55,9 +60,9 @@ def a_round(hosts: list[int], folder: str, exchange: Exchange, dtype: torch.dtyp
 def test_staged_payloads_have_the_bits_and_the_byte_counts_of_direct_ones(
     num_ranks: int, hosts: list[int], exchange: Exchange, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    size = WINDOW + 12_345
+    size = NARROW + 12_345
     direct, staged = (
-        run_ranks(a_round, num_ranks, hosts, str(tmp_path / str(flag)), exchange, dtype, size, flag)
+        run_ranks(round_of_two_windows, num_ranks, hosts, str(tmp_path / str(flag)), exchange, dtype, size, flag)
         for flag in (False, True)
     )
     alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), size, dtype)
