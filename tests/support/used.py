@@ -21,6 +21,10 @@ import fedtorch.main  # noqa: E402, F401
 
 with suppress(ImportError):
     import dp_accounting.pld  # noqa: F401
+with suppress(ImportError):  # thousands of patterns, made when a first model is read from files
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("t5")
 
 # Algorithms, tasks and what they are made of are otherwise imported once they are chosen.
 for room in ("algorithms", "models", "privacy", "tasks", "text"):
