@@ -22,6 +22,7 @@ with suppress(ImportError):
 import hypothesis
 import pytest
 import torch
+from accounts import begin, end, remember
 from processes import Guard, starts_processes
 from schedule import FIRST, trains_federations, unit_of
 from slow import is_slow, stale
@@ -30,6 +31,8 @@ hypothesis.settings.register_profile("busy", deadline=None)  # a slow machine is
 hypothesis.settings.load_profile("busy")
 
 _guard = Guard()
+_is_first = begin()
+remember()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -52,6 +55,11 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: collections of garbage, which DeepSpeed asks for often, pass it over."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    if _is_first:
+        end()
 
 
 @pytest.hookimpl(wrapper=True)

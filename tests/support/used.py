@@ -8,6 +8,7 @@ from pathlib import Path
 SUPPORT = Path(__file__).parent
 sys.path.insert(0, str(SUPPORT))  # where tests find these modules, by these names
 
+import accounts  # noqa: E402
 import harness  # noqa: E402, F401
 import hypothesis  # noqa: E402, F401
 import prepared_files  # noqa: E402, F401
@@ -30,3 +31,5 @@ with suppress(ImportError):  # thousands of patterns, made when a first model is
 for room in ("algorithms", "models", "privacy", "tasks", "text"):
     for path in sorted((SUPPORT.parents[1] / "fedtorch" / room).rglob("[a-z]*.py")):
         import_module(".".join(path.relative_to(SUPPORT.parents[1]).with_suffix("").parts))
+
+accounts.remember()
