@@ -22,7 +22,7 @@ with suppress(ImportError):
 import hypothesis
 import pytest
 import torch
-from accounts import begin, end, remember
+from accounts import begin, end, exactly, remember
 from processes import Guard, starts_processes
 from schedule import FIRST, trains_federations, unit_of
 from slow import is_slow, stale
@@ -133,6 +133,13 @@ def _own_linear() -> Iterator[None]:
     linear = torch.nn.functional.linear
     yield
     torch.nn.functional.linear = linear
+
+
+@pytest.fixture(scope="module")
+def exact_accounts() -> Iterator[None]:
+    """Accountants in this file's tests compute as the package does, not roughly (see tests/support/accounts.py)."""
+    with exactly():
+        yield
 
 
 _seen: dict[str, ModuleType] = {}
