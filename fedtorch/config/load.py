@@ -14,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -291,5 +292,6 @@ def _shown(value: Any, key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+@lru_cache(maxsize=1 << 14)
 def _no_effect(key: str) -> bool:
     return any(fnmatchcase(key, name) or key.startswith(name + ".") for name in NO_EFFECT)
