@@ -17,6 +17,7 @@ from fedtorch.privacy.counts import EXPONENT, CountsLevel, CountTerms, NoisedCou
 from fedtorch.privacy.record.silo import Silo, parts_of
 from fedtorch.privacy.record.terms import epsilon_of
 
+pytestmark = pytest.mark.usefixtures("exact_accounts")
 CELLS = [(slice(0, 10_000), 1), (slice(10_000, 20_000), 4)]
 
 
