@@ -33,6 +33,8 @@ class CountedRow:
     """its label, its labels, or the kinds of its spans"""
     tokens: int | None
     """of all texts; None: they are not counted"""
+    is_empty: bool = False
+    """has it no letter and no digit?"""
     roles: tuple[str, ...] = ()
     """of its messages, one each"""
     sides: tuple[tuple[str, int], ...] = ()
@@ -88,6 +90,8 @@ class SiloCounts:
             write_digests(cells, self._key, {row.digest for unit in self._units for row in unit.rows})
         elif question.name == RECUR:
             pass  # the server compares digests
+        elif question.name == "empty":
+            cells[0] = sum(any(row.is_empty for row in unit.rows) for unit in self._units)
         elif question.name == "twice":
             cells[0] = self._twice()
         elif question.edges:

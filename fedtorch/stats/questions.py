@@ -195,6 +195,7 @@ def questions_of(settings: StatsConfig, about: TaskFacts) -> tuple[Question, ...
     found = [
         asked("rows", "rows", cells=("train", "dev", "test"), parts=True),
         Question("units", "units", cells=("units",)),
+        Question("empty", "rows without a word", cells=("empty",)),
         Question("twice", "rows that a silo has more than once", cells=("from the second time on",)),
     ]
     if about.label_table:

@@ -94,7 +94,8 @@ class Counted(Task):
         labels = () if label is None else tuple(map(str, label)) if isinstance(label, list) else (str(label),)
         sides = tuple((side, characters(row[side])) for side in ("chosen", "rejected") if side in row)
         roles = tuple(str(message.get("role")) for message in row.get("messages", ()))
-        return CountedRow(split, content_digest(texts), texts, labels, tokens, roles, sides)
+        is_empty = not any(letter.isalnum() for text in texts for letter in text)
+        return CountedRow(split, content_digest(texts), texts, labels, tokens, is_empty, roles, sides)
 
     def _tokens(self, rows: Sequence[Mapping[str, Any]]) -> list[int | None]:
         """Tokens of each row before anything is cut, all its texts together."""

@@ -91,6 +91,8 @@ def test_without_noise_every_number_is_that_of_the_pooled_rows(exact: Stats, her
         assert dict(zip(labels.cells, own, strict=True)) == {**dict.fromkeys(labels.cells, 0), **said}
     every = Counter(word.decode() for row in rows for word in words_of([row["text"]], Words()))
     assert dict(zip(words.cells, words.pooled, strict=True)) == {w: n for w, n in every.items() if len(w) <= 6}
+    empty = exact.table("empty")
+    assert empty is not None and empty.pooled == (0.0,)
     splits = exact.table("rows")
     assert splits is not None and splits.pooled == (54.0, 18.0, 18.0) and set(splits.silos) == set(CLIENTS)
 
@@ -325,7 +327,7 @@ def test_the_dry_run_says_what_it_costs_and_how_frequent_a_name_must_be(
     said = capsys.readouterr().out
     cells, deviation = 257 * 128, 2.0 * 8**0.5 * 3**0.5
     assert f"{deviation * NormalDist().inv_cdf(1 - 0.1 / cells):.0f} where 128 beginnings are followed" in said
-    assert "words: noise of ± 9.8 on each number" in said and "19 tables in 8 rounds" in said
+    assert "words: noise of ± 9.8 on each number" in said and "20 tables in 8 rounds" in said
 
 
 @pytest.mark.processes

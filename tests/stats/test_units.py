@@ -19,6 +19,7 @@ WORDS = Words(longest=4, width=8, per_unit=2)
 QUESTIONS = (
     Question("rows", "rows", cells=("train", "dev", "test")),
     Question("units", "units", cells=("units",)),
+    Question("empty", "empty", cells=("empty",)),
     Question("twice", "twice", cells=("from the second time on",)),
     Question("labels", "labels", cells=("a", "b", "c"), most=2),
     Question("characters", "characters", edges=bins(64)),
@@ -111,3 +112,8 @@ def test_every_number_is_in_one_bin() -> None:
 def test_words_are_runs_of_letters_and_of_signs() -> None:
     assert words_of(["Fever, 39 °C!"], Words()) == [b"Fever", b",", b"39", "°".encode(), b"C", b"!"]
     assert words_of(["A b C"], Words(lower=True, n=2)) == [b"a b", b"b c"]
+
+
+def test_a_unit_with_an_empty_row_counts_once() -> None:
+    empty = CountedRow("train", b"", (" . ",), (), None, is_empty=True)
+    assert table(counted([Unit((empty, empty)), Unit((row("x"),)), Unit((empty, row("y")))]), "empty") == [2.0]
