@@ -153,7 +153,7 @@ def _torch(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(grads)
-        if (strict, only_warns) != _determinism():  # setting it imports torch's compiler: 2 s
+        if (strict, only_warns) != _determinism():  # setting it imports torch's compiler, a second
             torch.use_deterministic_algorithms(strict, warn_only=only_warns)
         torch.set_float32_matmul_precision(precision)
 
