@@ -28,7 +28,7 @@ def counting(config: Config, topology: Topology) -> tuple[Counted, Counts]:
     Raises:
         ConfigError: no noise is enough for `stats.privacy.epsilon`.
     """
-    task, stats = Counted(config.task, config.stats.recur), config.stats
+    task, stats = Counted(config.task, config.stats.recur, config.stats.privacy is None), config.stats
     hides = config.privacy.secure_sum is not None
     plan = plan_of(config.task, tuple(task.manifest()), stats, hides=hides)
     noise = Noise(0.0) if stats.privacy is None else Noise(noise_of(stats.privacy, plan), _honest(config, topology))

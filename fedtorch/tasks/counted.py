@@ -39,6 +39,8 @@ class Counted(Task):
     """the task as it was"""
     recur: Recur | None = None
     """how rows are compared with those of other silos; None: they are not"""
+    tells_digest: bool = True
+    """may others know a digest of the rows, by which a run that goes on notices other ones?"""
 
     def manifest(self) -> Mapping[str, Mapping[str, int]]:
         """Clients with rows in any split, each as one example: how many it has is what is to be counted."""
@@ -85,8 +87,11 @@ class Counted(Task):
         return _Nothing()
 
     def facts(self) -> dict[str, str]:
-        """Digest of the tokenizer, which all silos must have the same."""
-        return {"tokenizer of stats": tokenizer_digest(self.rows_of.vocabulary)} if has_tokens(self.rows_of) else {}
+        """Digest of the tokenizer, which all silos must have the same, and of the rows, if that may be told."""
+        facts = {"data": self.rows_of.data_digest()} if self.tells_digest else {}
+        if has_tokens(self.rows_of):
+            facts["tokenizer of stats"] = tokenizer_digest(self.rows_of.vocabulary)
+        return facts
 
     def _row(self, split: str, row: Mapping[str, Any], tokens: int | None) -> CountedRow:
         task = self.rows_of

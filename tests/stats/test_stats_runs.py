@@ -20,10 +20,11 @@ from transformers import AutoTokenizer
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.main import main
 from fedtorch.setup.counting import units_of
 from fedtorch.setup.plan import Plan
-from fedtorch.stats.counting import words_of
+from fedtorch.stats.counting import SiloCounts, words_of
 from fedtorch.stats.settings import PersonUnit, StatsPrivacy, Words
 from fedtorch.stats.table import Stats
 from fedtorch.tasks.counted import Counted
@@ -342,3 +343,24 @@ def test_a_silo_with_another_tokenizer_or_without_rows_is_named(tmp_path: Path, 
     told = run(places, environ=SECRET_OF_JOB)
     expected = {2, 3} if wrong == "no rows" else {4}  # 2 where it is: a file without a line has no column
     assert set(codes(told)) == expected and all("south" in said or "rank 2" in said for _, said in told), told
+
+
+def test_a_run_does_not_go_on_with_other_rows(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = prepare(here)
+    config, stopped, fill = str(folder / "count.yaml"), StopFlag(), SiloCounts.fill
+
+    def filled(self: SiloCounts, out: Any, silo: int, round: int, beginnings: Any) -> None:
+        stopped.signal = signal.SIGTERM if round == 2 else None
+        fill(self, out, silo, round, beginnings)
+
+    monkeypatch.setattr(SiloCounts, "fill", filled)
+    assert main(["--config", config], stopped) == 75
+    monkeypatch.undo()
+    os.chdir(here)
+    rows = [json.loads(line) for line in (here / "rows.jsonl").read_text().splitlines()]
+    write_rows(here / "rows.jsonl", rows[:-3])
+    assert main(["--config", config]) == 8 and "data" in capfd.readouterr().err
+    facts = Counted(yaml_config.load(folder / "count.yaml").task, tells_digest=False).facts()
+    assert "data" not in facts  # of rows that noise hides
