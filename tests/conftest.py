@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # Before torch starts: one thread per rank (two ranks' threads on shared cores are 20 times slower), no network.
@@ -21,6 +22,7 @@ with suppress(ImportError):
 import hypothesis
 import pytest
 import torch
+from accounts import begin, end, exactly, remember
 from processes import Guard, starts_processes
 from schedule import FIRST, trains_federations, unit_of
 from slow import is_slow, stale
@@ -29,6 +31,8 @@ hypothesis.settings.register_profile("busy", deadline=None)  # a slow machine is
 hypothesis.settings.load_profile("busy")
 
 _guard = Guard()
+_is_first = begin()
+remember()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -51,6 +55,11 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: collections of garbage, which DeepSpeed asks for often, pass it over."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    if _is_first:
+        end()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -126,15 +135,28 @@ def _own_linear() -> Iterator[None]:
     torch.nn.functional.linear = linear
 
 
+@pytest.fixture(scope="module")
+def exact_accounts() -> Iterator[None]:
+    """Accountants in this file's tests compute as the package does, not roughly (see tests/support/accounts.py)."""
+    with exactly():
+        yield
+
+
+_seen: dict[str, ModuleType] = {}
+"""Modules that were looked at after an earlier test, and that no test wrote: thousands, so not once more each time."""
+
+
 @pytest.fixture(autouse=True)
 def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A module that a test wrote into its folder is forgotten after it: others write one of the same name."""
     yield
     made = str(tmp_path_factory.getbasetemp())
-    for name, module in list(sys.modules.items()):
+    for name, module in [item for item in sys.modules.items() if _seen.get(item[0]) is not item[1]]:
         file = getattr(module, "__file__", None)
         if file and os.path.abspath(file).startswith(made):
             del sys.modules[name]
+        else:
+            _seen[name] = module
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ task:
   data: DATA
   model: {d_model: 16, d_ff: 32, d_kv: 8, num_heads: 2, num_layers: 1}
   input_max_length: 40
-  output_max_length: 12
+  output_max_length: 4
 algorithm: {name: fedavg, weights: lorar}
 client: {optimizer: adamw, lr: 1e-3, batch_size: 4}
 track: {progress: lines, tensorboard: false}

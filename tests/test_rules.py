@@ -18,18 +18,57 @@ from sources import FILES, LAUNCHERS, PACKAGE, offenders, text, tree
 # `config` may also import any room's `settings`, where the keys of the section that configures the room are declared.
 ROOMS: dict[str, set[str]] = {
     # processes around `main`; `cli` and `api` look them up by name
-    "launchers": {"main", "lifecycle", "setup", "rounds", "comm", "trust", "tracking", "config", "core"},
+    "launchers": {
+        "main",
+        "lifecycle",
+        "setup",
+        "rounds",
+        "report",
+        "stats",
+        "comm",
+        "trust",
+        "tracking",
+        "config",
+        "core",
+    },
     "cli": {"core"},  # it looks the other rooms up by name, once it knows which one is asked for
     "main": {"lifecycle", "planning", "setup", "config", "core"},
     # what Python code calls in place of commands
     "api": {"audit", "cli", "lifecycle", "setup", "report", "tasks", "models", "data", "tracking", "config", "core"},
     # attacks: what a round sends, and what a run's model says
     "audit": {"report", "setup", "rounds", "tasks", "models", "checkpoint", "comm", "privacy", "config", "core"},
-    "lifecycle": {"setup", "rounds", "checkpoint", "comm", "trust", "privacy", "tracking", "config", "core"},
+    "lifecycle": {
+        "setup",
+        "rounds",
+        "algorithms",
+        "tasks",
+        "stats",
+        "checkpoint",
+        "comm",
+        "trust",
+        "privacy",
+        "tracking",
+        "config",
+        "core",
+    },
     # what a run will do and cost, before it
-    "planning": {"setup", "rounds", "algorithms", "tasks", "train", "comm", "checkpoint", "privacy", "config", "core"},
+    "planning": {
+        "setup",
+        "rounds",
+        "algorithms",
+        "tasks",
+        "stats",
+        "train",
+        "comm",
+        "checkpoint",
+        "privacy",
+        "config",
+        "core",
+    },
     "setup": {
         "rounds",
+        "report",
+        "stats",
         "trainers",
         "algorithms",
         "tasks",
@@ -43,13 +82,15 @@ ROOMS: dict[str, set[str]] = {
     },
     "rounds": {"trainers", "algorithms", "tasks", "train", "comm", "trust", "checkpoint", "tracking", "config", "core"},
     "chat": {"checkpoint", "models", "text", "tracking", "train", "compression", "core"},
-    "tasks": {"trainers", "client", "data", "models", "metrics", "text", "train", "core"},
+    "tasks": {"stats", "trainers", "client", "data", "models", "metrics", "text", "train", "core"},
     "trainers": {"client", "train", "config", "core"},  # of others, in place of the package's own loop
     "client": {"data", "core"},  # what a training script imports
-    "algorithms": {"train", "compression", "core"},
+    "algorithms": {"stats", "train", "compression", "core"},
     "models": {"text", "compression", "core"},
     "train": {"comm", "core"},
-    "report": {"tracking", "metrics", "privacy", "config", "core"},
+    # what silos have together: what is asked, where numbers stand, tables and what is made of them
+    "stats": {"data", "text", "privacy", "core"},
+    "report": {"stats", "tracking", "metrics", "privacy", "config", "core"},
     "data": {"metrics", "text", "core"},
     "comm": {"trust", "privacy", "compression", "core"},
     "trust": {"privacy", "core"},  # who the parties of a federation are, and what they sign

@@ -20,7 +20,7 @@ SHADES = ("#eef2f7", "#dbe7f6")
 PURPOSES = {
     "core": "states, updates, seeds", "metrics": "scores", "config": "keys, checks", "checkpoint": "files that last",
     "compression": "top-k, 8 bits", "privacy": "noise, ledger, masks", "text": "tokenizers", "tracking": "records",
-    "trust": "keys, receipts", "cli": "fedtorch …",
+    "trust": "keys, receipts", "cli": "fedtorch …", "stats": "counts of silos",
     "comm": "job · transport\nsums · sparse", "data": "readers", "report": "tables, plots",
     "train": "one client's steps", "models": "networks, LoRA", "algorithms": "a rule per file",
     "tasks": "data + model + loss", "chat": "talk to a model", "rounds": "the loop", "setup": "config → run, refusals",

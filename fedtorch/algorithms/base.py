@@ -16,7 +16,7 @@ from fedtorch.algorithms.limits import NAMES, Limits
 from fedtorch.algorithms.run_facts import RunFacts
 from fedtorch.algorithms.weighting import shares
 from fedtorch.core.client import ClientState
-from fedtorch.core.direction_model import DirectionModel
+from fedtorch.core.direction_model import FollowingWeights
 from fedtorch.core.overrides import definer, overrides
 from fedtorch.core.places import Places
 from fedtorch.core.renamed import refuse_old_names
@@ -205,7 +205,7 @@ class Algorithm:
         """
         return shared
 
-    def model(self) -> DirectionModel | None:
+    def model(self) -> FollowingWeights | None:
         """Rule that makes the weights of the first exchanged vector, which starts at zero; None: they are that vector.
 
         Made once on each rank. Jobs then have the weights as `received["weights"]` too, and the server writes a line of

@@ -12,8 +12,7 @@ from typing import Any
 from fedtorch.audit.finding import Finding
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.files import replace_file
-from fedtorch.report.html_page import POLICY
-from fedtorch.report.html_style import SORT, STYLE
+from fedtorch.report.html_style import document
 from fedtorch.report.html_table import table
 
 WARNING = (
@@ -66,21 +65,16 @@ class AuditResult:
 def page(title: str, about: Mapping[str, Any], findings: Sequence[Finding]) -> str:
     """about: facts of the run, a line each."""
     ran = [finding for finding in findings if not finding.skipped]
-    parts = [
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{escape(title)}</h1><p class='note'>{escape(WARNING)}</p>",
+    return document(
+        title,
+        f"<p class='note'>{escape(WARNING)}</p>",
         f"<p>{escape('; '.join(f'{key} {value}' for key, value in about.items()))}</p>",
         table(
             ["attack", "result"],
             [[(f.attack, f.attack), (f.said or f"not run: {f.skipped}", None)] for f in findings],
         ),
         *map(_section, ran),
-        f"<script>{SORT}</script></body></html>\n",
-    ]
-    return "".join(parts)
+    )
 
 
 def _section(finding: Finding) -> str:

@@ -38,6 +38,7 @@ COMMANDS = {
     "slurm": Command("launchers.slurm", "hand a run to SLURM"),
     "serve": Command("launchers.serve", "be the server of silos on machines of their own"),
     "join": Command("launchers.join", "be a silo of such a server, with the data of this machine"),
+    "stats": Command("launchers.stats", "count what silos have together, before anybody trains; or show the counts"),
     "init": Command("fedtorch.setup.init", "look at a data file and write a config for it"),
     "data prepare": Command("fedtorch.data.prepare", "prepare a published data set", ("prepare",)),
     "data prepare own": Command("fedtorch.setup.data_prepare", "prepare data of your own before any run"),

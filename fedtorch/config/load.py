@@ -14,9 +14,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedtorch.config import counting
 from fedtorch.config.companions import Companion, described, named
 from fedtorch.config.find import find, run_name
 from fedtorch.config.layers import overlay, read_dict, read_file, read_override
@@ -70,6 +72,8 @@ def load(given: Given | Sequence[Given] | None = None, overrides: Overrides = ()
     if isinstance(run, dict):
         run.setdefault("name", "+".join(names) or "run")
     config = _build(tree)
+    if config.paradigm == "stats":
+        config = counting.whole(config)
     companions(config, tree)  # so that what is wrong in `compare` shows now and not after hours of training
     return config
 
@@ -303,5 +307,6 @@ def _shown(value: Any, key: str) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+@lru_cache(maxsize=1 << 14)
 def _no_effect(key: str) -> bool:
     return any(fnmatchcase(key, name) or key.startswith(name + ".") for name in NO_EFFECT)

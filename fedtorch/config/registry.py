@@ -34,7 +34,7 @@ def class_of(key: str, name: str, at: str, *, what: str, table: str, base: str) 
     at: where it is written, for messages. what: the word for what is named. table, base: `module:NAME` of the dict of
     name -> `module:Class`, and of the class that it must derive from; imported here.
     """
-    known = _attribute(table)
+    known = attribute(table)
     if ":" not in name and name not in known:
         raise ConfigError(
             f"{key} is `{name}`{at} but there is no such {what}; {nearest(name, list(known))} "
@@ -44,7 +44,7 @@ def class_of(key: str, name: str, at: str, *, what: str, table: str, base: str) 
     cls = _imported(key, name, target, at) if name in known else imported(key, name, at)
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
         raise ConfigError(f"{key} is `{name}`{at} but `{target}` is not a dataclass")
-    parent = _attribute(base)
+    parent = attribute(base)
     if not issubclass(cls, parent):
         raise ConfigError(
             f"{key} is `{name}`{at} but `{target}` is no {parent.__name__}; derive it from `{parent.__module__}."
@@ -65,7 +65,7 @@ def imported(key: str, name: str, at: str) -> Any:
 
 def _imported(key: str, name: str, target: str, at: str) -> Any:
     try:
-        return _attribute(target)
+        return attribute(target)
     except MemoryError:  # which is not the config's
         raise
     except Exception as error:  # whatever the module does on import is the user's to see
@@ -75,7 +75,7 @@ def _imported(key: str, name: str, target: str, at: str) -> Any:
         ) from error
 
 
-def _attribute(target: str) -> Any:
+def attribute(target: str) -> Any:
     """Import what `module:NAME` names."""
     module, _, name = target.partition(":")
     found: Any = importlib.import_module(module)

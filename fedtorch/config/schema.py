@@ -24,6 +24,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import LARGEST, Count, Whole
 from fedtorch.core.settings import ServerConfig
 from fedtorch.privacy.settings import Persons, PrivacyConfig
+from fedtorch.stats.settings import StatsConfig
 from fedtorch.tracking.settings import TrackConfig
 from fedtorch.train.attacks.settings import AttackConfig
 from fedtorch.train.settings import ClientConfig, EngineConfig
@@ -43,6 +44,7 @@ __all__ = [
     "PrivacyConfig",
     "RunConfig",
     "ServerConfig",
+    "StatsConfig",
     "SystemConfig",
     "TrackConfig",
     "TrustConfig",
@@ -147,8 +149,9 @@ class Config:
 
     run: RunConfig = RunConfig()
     """Name, folder, seed."""
-    paradigm: Literal["federated", "centralized", "local"] = "federated"
-    """federated; centralized: one client that owns all data; local: every client by itself, nothing is sent."""
+    paradigm: Literal["federated", "centralized", "local", "stats"] = "federated"
+    """federated; centralized: one client that owns all data; local: every client by itself, nothing is sent; stats:
+    nobody trains, and rows are counted as `stats` says, in a run folder of its own (`fedtorch stats`)."""
     rounds: Annotated[int, Field(ge=0, le=LARGEST)] = 10
     """Rounds to train; for centralized and local the upper limit of stretches between evaluations; 0: the model is
     evaluated as it is."""
@@ -183,6 +186,8 @@ class Config:
     """Devices, threads, memory, transport."""
     privacy: PrivacyConfig = PrivacyConfig()
     """What is promised to clients."""
+    stats: StatsConfig = StatsConfig()
+    """What `fedtorch stats` counts."""
     trust: TrustConfig = TrustConfig()
     """Who the parties are, where each signs with a key of its own."""
     attack: AttackConfig = AttackConfig()
@@ -270,7 +275,17 @@ class Config:
     @property
     def tells_times(self) -> bool:
         """May what the run leaves say when, and how long, it did something? With privacy that tells who took part."""
-        return self.privacy.kind == "none"
+        return self.privacy.kind == "none" and not self.counts_privately
+
+    @property
+    def adds_up(self) -> bool:
+        """Does a server add up what clients send?"""
+        return self.paradigm in ("federated", "stats")
+
+    @property
+    def counts_privately(self) -> bool:
+        """Is it a run that counts rows, with noise?"""
+        return self.paradigm == "stats" and self.stats.privacy is not None
 
     @property
     def has_trainers(self) -> bool:

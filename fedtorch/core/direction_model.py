@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,15 @@ import torch
 from torch import Tensor
 
 from fedtorch.core.directions import LARGEST, UNIT, Kind, add_along
+
+
+class FollowingWeights(Protocol):
+    """A rule that makes the weights of the first vector that is exchanged."""
+
+    def weights(self, initial: Tensor, sums: Tensor) -> Tensor:
+        """Flat weights on the CPU, not to be changed. initial: those that the run begins with. sums: the vector."""
+        ...
+
 
 EXACT = 2**52
 """Up to where a sum of absolute whole numbers is kept: below it float64 adds them exactly, in any order."""

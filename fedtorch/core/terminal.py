@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Collection, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from fedtorch.core.shown import plain
 
 WIDTH = 120
 """Letters of a line in a file or a pipe."""
+Cell = tuple[str, str | float | None]
+"""What is shown in a table, and what a column is sorted by where it can be."""
+NOTHING: Cell = ("-", None)
+ROWS_SHOWN = 20
+"""Rows of a table; more are counted."""
 
 
 class PlainConsole(Console):
@@ -27,6 +35,34 @@ class PlainConsole(Console):
     def render_str(self, text: str, **more: Any) -> Text:
         """Every text passes through here, in a table's cell and in a line of its own."""
         return super().render_str(plain(text), **more)
+
+
+def print_table(
+    console: Console,
+    title: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    total: Sequence[str] = (),
+    left: Collection[str] = (),
+) -> None:
+    """Print a title and a table below it; of many rows the first ones, and how many there are more.
+
+    total: the last row, below a line; empty: there is none. left: heads of columns of words, beside the first one; in
+    the others numbers stand at the right.
+    """
+    console.print(title, soft_wrap=True)
+    table = Table(heads[0], box=box.SIMPLE)
+    for name in heads[1:]:
+        table.add_column(name, justify="left" if name in left else "right")
+    for row in rows[:ROWS_SHOWN]:
+        table.add_row(*row)
+    if len(rows) > ROWS_SHOWN:
+        table.add_row(f"... and {len(rows) - ROWS_SHOWN} more")
+    if total:
+        table.add_section()
+        table.add_row(*total)
+    console.print(table)
 
 
 class PlainFormatter(logging.Formatter):

@@ -51,7 +51,8 @@ def asked_of(config: Config, clients: Sequence[str], num_ranks: int, *, is_new: 
         FedtorchError: the run cannot be.
     """
     built = rebuild(without_data(config), num_ranks)
-    layout, vectors = built.engine.shared, len(built.algorithm.exchanged_vectors)
+    vectors = len(built.algorithm.exchanged_vectors)
+    layout = built.algorithm.exchanged_layout(built.engine.shared)
     sizes = tuple(zip(layout.names, layout.sizes, strict=True)) if vectors else ()
     own = [name for name in clients if built.clients.named(name) is not None] or list(clients)
     promises = [promise_to(built, name, is_new=is_new) for name in own]
@@ -126,7 +127,9 @@ def _verified(config: Config) -> float:
 
 def _initial(built: BuiltRun) -> str:
     """Digest of the vectors before the first round, as `rounds.exchanged_vectors` makes it."""
-    weights, vectors = built.engine.initial()[0], len(built.algorithm.exchanged_vectors)
-    flat = torch.zeros(weights.numel() * vectors, dtype=weights.dtype)
-    flat[: weights.numel()] = weights.view(-1)
+    algorithm, weights = built.algorithm, built.engine.initial()[0]
+    layout = algorithm.exchanged_layout(built.engine.shared)
+    flat = torch.zeros(layout.size * len(algorithm.exchanged_vectors), dtype=layout.dtype)
+    if algorithm.model() is None:
+        flat[: weights.numel()] = weights.view(-1)
     return f"sha256:{root(flat.view(torch.uint8).numpy(), LEAF * flat.itemsize).hex()}"

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.local import LocalCommunicator
+from fedtorch.core.direction_model import DirectionModel
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, print_error
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.client_scores import ClientScorer
@@ -60,7 +61,7 @@ def rebuild(run: Path, out: Path, round: int | None = None, *, settings: Sequenc
     with at_home(run) as whole, TemporaryDirectory() as spill:
         config = open_config(whole, settings)
         built = build_again(config)
-        if built.algorithm.model() is None:
+        if not isinstance(built.algorithm.model(), DirectionModel):
             raise ConfigError(
                 f"{run} was trained by algorithm.name {config.algorithm_name}, whose weights travel and are not "
                 "recorded; `fedtorch export` writes them from a checkpoint"
@@ -71,7 +72,7 @@ def rebuild(run: Path, out: Path, round: int | None = None, *, settings: Sequenc
 
 def _written(built: BuiltRun, reader: Reader, round: int | None, place: Path, shown: Path) -> str:
     model = built.algorithm.model()
-    assert model is not None
+    assert isinstance(model, DirectionModel)
     initial = built.engine.initial_shared
     reader.check(head_of(model, initial))
     wanted, last = reader.rounds if round is None else round, reader.rounds

@@ -32,6 +32,7 @@ from fedtorch.core.model_folder import MODEL
 from fedtorch.core.names import Names
 from fedtorch.core.weights import release
 from fedtorch.lifecycle.after_end import catch_up
+from fedtorch.lifecycle.counted import show_counted, write_counted
 from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.losing import saying_what_is_here, who
 from fedtorch.lifecycle.losses import agree_on_left_out, note_losses
@@ -230,7 +231,10 @@ class Session:
         if tracker is not None:
             show_beside(first.config)
             self._say_done(first, result)  # not before: a job that dies at a companion is to be started again
-            tracker.show()
+            if not show_counted(first.config):
+                tracker.show()
+        elif silo():
+            show_counted(first.config)
 
     def _run(self, runs: Sequence[BuiltRun], at: int, comm: Communicator, resume: str) -> tuple[Tracker | None, Result]:
         """Train the run at a place; its tracker, closed, on the server, and what it came to."""
@@ -302,8 +306,12 @@ def _opened(
 def _write_results(
     runs: Sequence[BuiltRun], at: int, runner: Runner, result: Result, tracker: Tracker | None, seconds: float
 ) -> None:
-    """The exported model where it is wanted, the server's results, and of one of several runs how long it took."""
-    built = runs[at]
+    """The exported model where it is wanted, the server's results, and of one of several runs how long it took.
+
+    Of a run that counts, the tables of each party.
+    """
+    built, comm = runs[at], runner.context.comm
+    write_counted(built, runner, keeps=comm.is_server or bool(silo() or comm.party))
     if built.config.run.export == "all":
         runner.export(built.config.folder / MODEL)
     if tracker is None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedTokenizerBase, modeling_utils
+from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from fedtorch.core.errors import ConfigError, FedtorchError
@@ -105,6 +105,8 @@ def save_model(model: Any, folder: Path) -> None:
     """
     hf_logging.disable_progress_bar()  # its bar would run into ours
     model.should_save_on_this_rank = lambda is_main_process: is_main_process
+    from transformers import modeling_utils  # three seconds, which a run without such a model need not wait
+
     unwrap = modeling_utils.unwrap_model
     modeling_utils.unwrap_model = lambda bare, **_: bare
     try:

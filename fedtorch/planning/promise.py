@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from fedtorch.planning.counts import describe_counts
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.client_level import ClientLevel
 from fedtorch.privacy.data_ledger import epsilon_of
@@ -24,6 +25,8 @@ _POINTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 def describe_private(plan: Plan) -> str:
     """ε by the number of releases, for `--dry-run`; empty where nothing is promised."""
     config = plan.config.privacy
+    if plan.config.counts_privately:
+        return describe_counts(plan)
     if config.kind == "none":
         return ""
     if config.kind == "record":

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
 
+from fedtorch.core.terminal import Cell
 from fedtorch.report.find_runs import Found
 from fedtorch.report.groups import Group, differences
 from fedtorch.report.html_curves import curves
+from fedtorch.report.html_heat import heat_map
 from fedtorch.report.html_scores import clients_table, runs_table, scores_table, splits, spread_table
-from fedtorch.report.html_style import SORT, STYLE
-from fedtorch.report.html_table import Cell, framed, note, section, table
+from fedtorch.report.html_style import document
+from fedtorch.report.html_table import note, section, table
 from fedtorch.report.timeline import timeline
 from fedtorch.tracking.privacy_statement import promise
 from fedtorch.tracking.trust_statement import checked
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-"""What a browser may load: nothing but what stands in the page, whatever else should be in it."""
-MOST_LABELS, MOST_PARTITIONS = 40, 6
+MOST_PARTITIONS = 6
 
 
 def html_page(title: str, groups: Sequence[Group], metric: str, found: Found | None = None) -> str:
@@ -28,12 +26,9 @@ def html_page(title: str, groups: Sequence[Group], metric: str, found: Found | N
     found = found or Found()
     on = "/".join(splits(groups, metric))
     where = f" on {on}" if on else ""
-    parts = [
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{escape(title)}</h1><p>{escape(_head(groups))}</p>",
+    return document(
+        title,
+        f"<p>{escape(_head(groups))}</p>",
         section("Runs", runs_table(groups, metric)),
         section("Privacy", _privacy(groups)),
         section("Checked by the silos", _checked(groups)),
@@ -46,9 +41,7 @@ def html_page(title: str, groups: Sequence[Group], metric: str, found: Found | N
         section("Rows of train, clients by labels", _partitions(groups)),
         section("Left out", "".join(map(note, found.left_out))),
         section("Counted once", "".join(map(note, found.merged))),
-        f"<script>{SORT}</script></body></html>\n",
-    ]
-    return "".join(parts)
+    )
 
 
 def _head(groups: Sequence[Group]) -> str:
@@ -105,24 +98,5 @@ def _partitions(groups: Sequence[Group]) -> str:
     shown = list(found.values())[:MOST_PARTITIONS]
     has_names = len(groups) > 1
     return "".join(
-        (f"<h3>{escape(', '.join(names))}</h3>" if has_names else "") + _heat_map(labels) for labels, names in shown
+        (f"<h3>{escape(', '.join(names))}</h3>" if has_names else "") + heat_map(labels) for labels, names in shown
     )
-
-
-def _heat_map(clients: Mapping[str, Mapping[str, int]]) -> str:
-    total: Counter[str] = sum((Counter(own) for own in clients.values()), Counter())
-    labels = [label for label, _ in total.most_common(MOST_LABELS)]
-    body = []
-    for client, own in sorted(clients.items(), key=lambda item: -sum(item[1].values())):
-        rows = sum(own.values())
-        cells = [f'<td data-v="{escape(client)}">{escape(client)}</td><td data-v="{rows}">{rows}</td>']
-        for label in labels:
-            count: Any = own.get(label, 0)
-            share = count / rows if rows else 0.0
-            cells.append(
-                f'<td data-v="{count}" style="background:rgba(31,119,180,{share:.2f})" '
-                f'title="{escape(f"{client}, {label}: {share:.0%} of its rows")}">{count}</td>'
-            )
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    more = note(f"The {len(labels)} most frequent of {len(total)} labels.") if len(total) > len(labels) else ""
-    return framed(["client", "rows", *labels], "".join(body), "heat") + more

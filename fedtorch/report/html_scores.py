@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
 from fedtorch.core.scores import LOSS, RECEIVED
+from fedtorch.core.terminal import NOTHING, Cell
 from fedtorch.metrics.about import about, counts_hits, less_is_better
 from fedtorch.metrics.intervals import of_mean, wilson
 from fedtorch.report.groups import Group
-from fedtorch.report.html_table import NOTHING, Cell, interval, note, number, table
+from fedtorch.report.html_table import interval, note, number, table
 from fedtorch.report.svg import Bar, bar_chart
 from fedtorch.tracking.run_folder import Evaluation, Pair
 

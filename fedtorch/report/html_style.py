@@ -1,5 +1,11 @@
-"""Looks of every page of a report, and the script that sorts tables. Nothing in it comes from elsewhere."""
+"""A page that needs nothing else: looks, the script that sorts tables, and what a browser may load."""
 
+from __future__ import annotations
+
+from html import escape
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""What a browser may load: nothing but what stands in the page, whatever else should be in it."""
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
 * { box-sizing: border-box; }
@@ -48,3 +54,18 @@ for (const table of document.querySelectorAll("table")) {
   }));
 }
 """
+
+
+def document(title: str, *parts: str) -> str:
+    """A whole page of parts that are HTML already, under a heading."""
+    return "".join(
+        [
+            "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
+            f"<h1>{escape(title)}</h1>",
+            *parts,
+            f"<script>{SORT}</script></body></html>\n",
+        ]
+    )

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from statistics import fmean, stdev
 
-Cell = tuple[str, str | float | None]
-"""What is shown, and what a column is sorted by."""
-NOTHING: Cell = ("-", None)
+from fedtorch.core.terminal import NOTHING, Cell
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, texts: bool = False, kind: str = "") -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm
+from fedtorch.core.direction_model import DirectionModel
 from fedtorch.core.overrides import overrides
 from fedtorch.core.places import Places
 from fedtorch.core.state_keys import WEIGHTS
@@ -92,7 +93,7 @@ class ExchangedVectors:
         Raises:
             CheckpointError: it is not the record of these vectors, or the disk refuses.
         """
-        if self.model is not None and self._comm.is_server:
+        if isinstance(self.model, DirectionModel) and self._comm.is_server:
             self._record = ScalarRecord(self._components.config.folder, head_of(self.model, self._initial))
             self._record.begin(self.first, self._members.progress.round)
 

@@ -142,7 +142,7 @@ def server_would_idle(config: Config, num_ranks: int) -> bool:
     system, privacy = config.system, config.privacy
     if config.engine.kind == "deepspeed" or system.ranks_per_worker != 1 or system.placement == "pinned":
         return False
-    if privacy.kind != "none" or privacy.secure_sum:
+    if privacy.kind != "none" or privacy.secure_sum or config.counts_privately:
         return False
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 0))  # from the launcher, as for every rank
     if system.device != "cpu" and (gpus := devices.count()):

@@ -22,6 +22,7 @@ from fedtorch.config.load import config_facts, to_dict
 from fedtorch.config.schema import Config
 from fedtorch.core.client import Client
 from fedtorch.core.clients import names_of
+from fedtorch.core.direction_model import DirectionModel
 from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.names import Names
 from fedtorch.core.weights import digest_of
@@ -167,7 +168,7 @@ class BuiltRun(Plan):
     def _directions(self) -> dict[str, str]:
         """Digest of directions as this machine makes them, where the weights are a sum over such."""
         model = self.algorithm.model()
-        return {} if model is None else {"directions": direction_digest(model)}
+        return {"directions": direction_digest(model)} if isinstance(model, DirectionModel) else {}
 
 
 def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = None) -> BuiltRun:

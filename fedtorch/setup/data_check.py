@@ -18,16 +18,20 @@ from tqdm import tqdm
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError, print_error
+from fedtorch.core.files import replace_file
 from fedtorch.core.scores import sharers
 from fedtorch.core.shown import plain
-from fedtorch.core.terminal import PlainConsole, log_to_terminal
+from fedtorch.core.terminal import PlainConsole, log_to_terminal, print_table
+from fedtorch.report.stats_page import page
 from fedtorch.setup.data_units import HEADS, unit_table
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import check_data
+from fedtorch.stats.of_overview import stats_of
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tasks.own_overview import ClientRows, Overview, draw, overview, some_rows
 
-CLIENTS_SHOWN, LABELS_SHOWN, PROBLEMS_SHOWN = 20, 4, 20
+LABELS_SHOWN, PROBLEMS_SHOWN = 4, 20
+LABELS = "labels of train"
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.data_check") -> int:
@@ -43,6 +47,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
         picture = args.out or args.config[0].with_name(f"{args.config[0].stem}.check.png")
         draw(found, picture)
         print(f"picture: {picture}")
+        if args.html:
+            write_page(found, task, args.html)
+            print(f"page: {args.html}")
         for client, row in some_rows(task, args.show):
             print(f"{client}: {plain(json.dumps(row, ensure_ascii=False))}")
         if found.problems:
@@ -107,6 +114,22 @@ def show(found: Overview, task: OwnTask) -> None:
         console.print(f"  {leak}", soft_wrap=True)
 
 
+def write_page(found: Overview, task: OwnTask, path: Path) -> None:
+    """Write the page of `fedtorch stats`, of clients whose rows all lie here.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    tables = stats_of(found, task.max_length, task.tokenizer or task.source_model.path or "a new tokenizer")
+    remarks = {"Remarks": ["All rows lie here; nothing was sent.", *found.remarks()]}
+    text = page(tables, title=f"{task.task_kind}: what clients have", remarks=remarks)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror}); give another name by --html") from error
+
+
 def show_units(config: Config) -> None:
     """A table of the units of a promise about rows or persons; nothing without one.
 
@@ -132,7 +155,7 @@ def _sizes(splits: Sequence[str], has_labels: bool, shared: Collection[str] = ()
     }
     if has_labels:
         columns["JS"] = lambda rows: "" if rows.divergence is None else f"{rows.divergence:.3f}"
-        columns["labels of train"] = _labels
+        columns[LABELS] = _labels
     return columns
 
 
@@ -156,18 +179,10 @@ def _labels(rows: ClientRows) -> str:
 
 
 def _print(console: Console, found: Overview, columns: Mapping[str, Any], title: str) -> None:
-    console.print(title, soft_wrap=True)
-    table = Table("client", box=box.SIMPLE)
-    for name in columns:
-        table.add_column(name, justify="left" if name.startswith("labels") else "right")
-    for name in list(found.clients)[:CLIENTS_SHOWN]:
-        table.add_row(name, *(cell(found.clients[name]) for cell in columns.values()))
-    if len(found.clients) > CLIENTS_SHOWN:
-        table.add_row(f"... and {len(found.clients) - CLIENTS_SHOWN} more")
-    table.add_section()
-    total = found.total()
-    table.add_row("all", *(cell(total) for cell in columns.values()))
-    console.print(table)
+    rows = [[name, *(cell(client) for cell in columns.values())] for name, client in found.clients.items()]
+    whole = found.total()
+    total = ["all", *(cell(whole) for cell in columns.values())]
+    print_table(console, title, ["client", *columns], rows, total=total, left=[LABELS])
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -178,6 +193,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     add_config(parser)
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print N rows of train, texts and all")
+    parser.add_argument("--html", type=Path, metavar="HTML", help="also write a page: labels, lengths, rows of clients")
     parser.add_argument("--out", type=Path, metavar="PNG", help="the picture (CONFIG's name with .check.png)")
     return parser
 

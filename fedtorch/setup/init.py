@@ -13,7 +13,18 @@ import yaml
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError, print_error
 from fedtorch.setup.data_check import own_task
-from fedtorch.tasks.own_first import Proposal, TextForm, Wishes, name_for, propose, scratch_beside, unusable_rows
+from fedtorch.stats.proposals import proposals
+from fedtorch.stats.table import Stats
+from fedtorch.tasks.own_first import (
+    Counted,
+    Proposal,
+    TextForm,
+    Wishes,
+    name_for,
+    propose,
+    scratch_beside,
+    unusable_rows,
+)
 
 TASKS = ("text_classification", "token_classification", "seq2seq", "causal_lm", "preference")
 MOST_LEFT_OUT = 0.5
@@ -26,24 +37,35 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
     try:
         wishes = Wishes(args.task, args.text, args.label, args.client)
         out = args.out or Path(f"{name_for(args.file)}.yaml")
-        print(write(args.file, out, args.model, wishes=wishes, form=_form(args.encoding, args.separator)))
+        form, run = _form(args.encoding, args.separator), args.from_stats
+        counted = proposals(Stats.read(run), run) if run else None
+        print(write(args.file, out, args.model, wishes=wishes, form=form, counted=counted))
         return 0
     except FedtorchError as error:
         return print_error(error)
 
 
 def write(
-    source: str, out: Path, model: str | None = None, *, wishes: Wishes | None = None, form: TextForm | None = None
+    source: str,
+    out: Path,
+    model: str | None = None,
+    *,
+    wishes: Wishes | None = None,
+    form: TextForm | None = None,
+    counted: Counted | None = None,
 ) -> str:
     """Write the config `out` for a source of any kind; what was guessed and why, for people.
 
+    counted: keys that silos' counts propose, in place of guesses.
+
     Raises:
-        ConfigError: `out` is there already, the source is not, or the model cannot be found or cannot do the task.
-        DataError: the source cannot be read, or has nothing that a task reads.
+        ConfigError: `out` is there already, the source is not, the model cannot be found or cannot do the task, or the
+            counts are of another task.
+        DataError: the source cannot be read, has nothing that a task reads, or labels that the counts do not have.
     """
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} is there already and is not overwritten; give another name by --out")
-    proposal = propose(source, out, model, wishes=wishes, form=form)
+    proposal = propose(source, out, model, wishes=wishes, form=form, counted=counted)
     told, text = _tried(proposal, out)
     template = out.with_suffix(".jinja")
     try:
@@ -105,6 +127,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--client", metavar="COLUMN", help="whose a row is; or `file`, or `none` to deal rows")
     parser.add_argument("--encoding", metavar="NAME", help="of text files (utf-8), such as cp1252, latin-1 or utf-16")
     parser.add_argument("--separator", metavar="CHAR", help="of the cells of CSV files, `tab` for a tab")
+    parser.add_argument(
+        "--from-stats",
+        type=Path,
+        metavar="RUN",
+        help="run of `fedtorch stats`, whose labels, length, weights of labels and tokenizer are taken",
+    )
     return parser
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
+from fedtorch.algorithms.counts import Counts
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.mechanism import Mechanism
@@ -16,10 +17,12 @@ from fedtorch.privacy.ledger import FOLDER, LEDGER, Ledger, read_releases
 from fedtorch.privacy.public_sum import Masking, PublicSum
 from fedtorch.privacy.secure_sum.openings import Openings
 from fedtorch.privacy.stream import derived
+from fedtorch.setup.counting import make_counts_level
 from fedtorch.setup.data_ledger import data_ledger
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.record import make_record_level
 from fedtorch.setup.rules.sums import is_public
+from fedtorch.tasks.counted import Counted
 
 OPENINGS = "openings.jsonl"
 
@@ -33,6 +36,9 @@ def make_mechanism(plan: Plan, *, is_server: bool, start: int | None = None, res
         CheckpointError: on the server, if key or ledger are missing, unsafe, or of another promise.
     """
     is_new = start is None and resume == "never"
+    if isinstance(plan.algorithm, Counts) and isinstance(plan.task, Counted):
+        masking = make_masking(plan, is_server=is_server, is_new=is_new)
+        return make_counts_level(plan.config, plan.algorithm.rule, plan.task, masking)
     if plan.config.privacy.kind == "none":
         return make_plain(plan, is_server=is_server, is_new=is_new)
     if plan.config.privacy.kind == "record":

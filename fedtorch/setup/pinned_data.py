@@ -87,7 +87,7 @@ def check_task(config: Config) -> InFolder:
             f"system.placement is pinned but the task `{config.task_name}` needs the files of all clients on every "
             "rank; set system.placement to balanced"
         )
-    if problem := task.pinned_problem():
+    if problem := task.pinned_problem(learns=config.paradigm != "stats"):
         raise ConfigError(f"system.placement is pinned but {problem}, or set system.placement to balanced")
     return task
 
@@ -114,15 +114,19 @@ def _own(
                     f"{task.folder} has a client `{unknown[0]}`, which system.pinned gives no place; add it"
                 )
             messages.append(_message(index, _told(config, name, entry)))
-        except DataError as error:
+        except (ConfigError, DataError) as error:  # such as columns that this side's file does not have
             log.error("client %s is pinned to this rank: %s", name, error)
             messages.append(Packet(index, "numbers", status="failed"))
-            problem = problem or DataError(f"client `{name}` is pinned to rank {comm.rank}: {error}")
+            problem = problem or type(error)(f"client `{name}` is pinned to rank {comm.rank}: {error}")
     return messages, problem
 
 
 def _told(config: Config, name: str, entry: Entry) -> Entry:
     """A client's entry as others get it; of one whose rows are to be hidden what is declared."""
+    if config.paradigm == "stats":  # how many rows it has is told by its counts, if at all
+        if not any(facts["examples"] for facts in entry["splits"].values()):
+            raise DataError("it has no row that could be counted")
+        return {"splits": {"train": {"examples": 1}}}
     if config.privacy.kind != "record" or not entry["splits"].get("train", {}).get("examples"):
         return entry
     there, scores = entry["splits"], config.privacy.eval

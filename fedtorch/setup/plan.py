@@ -18,6 +18,7 @@ from fedtorch.core.names import look_alikes
 from fedtorch.core.sampling import Sampler, cohort
 from fedtorch.rounds.placement import make_topology
 from fedtorch.rounds.topology import Topology
+from fedtorch.setup.counting import counting
 from fedtorch.setup.declared import declared
 from fedtorch.tasks.base import Merged, Task
 from fedtorch.train.settings import ClientConfig
@@ -49,11 +50,16 @@ class Plan:
             DataError: no client has a training example.
         """
         task: Task = measured(config.task, config.eval.metrics, config.task_name)
-        algorithm: Algorithm = Local() if config.paradigm == "local" else config.algorithm
+        algorithm: Algorithm
+        topology = make_topology(config, num_ranks)
+        if config.paradigm == "stats":
+            task, algorithm = counting(config, topology)
+        else:
+            algorithm = Local() if config.paradigm == "local" else config.algorithm
         algorithm = algorithm.in_run(_facts(config))
         task = declared(task, config.privacy)
         training = Merged(task) if config.paradigm == "centralized" else task
-        return cls(config, task, training, algorithm, training_clients(training), make_topology(config, num_ranks))
+        return cls(config, task, training, algorithm, training_clients(training), topology)
 
     @cached_property
     def sampler(self) -> Sampler:

@@ -23,9 +23,6 @@ from fedtorch.setup.plan import Plan
 from fedtorch.tasks.prepared import InFolder
 from fedtorch.train.batches import Batching
 
-SILOS = ".privacy"
-"""Of the folder beside a folder of data, after that one's name, in which each silo has its key and its ledger."""
-
 
 def silo_terms(plan: Plan) -> dict[str, SiloTerms]:
     """Client -> its terms; where ε is given with the least noise multiplier that keeps it over all rounds.
@@ -154,8 +151,7 @@ def silos_folder(plan: Plan) -> Path:
     if config.privacy.ledger is not None:
         return Path(config.privacy.ledger)
     if isinstance(plan.task, InFolder):
-        folder = plan.task.folder.resolve()
-        return folder.with_name(folder.name + SILOS)
+        return plan.task.ledgers
     return config.folder / FOLDER / "silos"
 
 

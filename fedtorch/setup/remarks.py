@@ -72,6 +72,8 @@ def about_decay(plan: Plan, engine: Engine) -> Iterator[str]:
 
 def about_evaluation(plan: Plan) -> Iterator[str]:
     """Evaluations that will have no rows, and a patience that is never used up."""
+    if plan.config.paradigm == "stats":
+        return
     config, rounds = plan.config.eval, plan.config.rounds
     privacy = plan.config.privacy
     hidden = privacy.kind != "none" and "scores" not in privacy.reveal and privacy.eval is None

@@ -5,16 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.counts import Counts
 from fedtorch.algorithms.message import MessageAlgorithm
+from fedtorch.config.schema import Config
 from fedtorch.core.client import folder_name
 from fedtorch.core.overrides import overrides
 from fedtorch.core.weights import Layout
 from fedtorch.privacy.accounting import Accountant
 from fedtorch.privacy.record.silo import LEDGER, parts_of, read_ledger
 from fedtorch.privacy.record.terms import SiloTerms, epsilon_of
+from fedtorch.setup.counting import ledgers_folder
+from fedtorch.setup.counting import terms_of as counted_terms
 from fedtorch.setup.mechanism import noise_of, releases_of, terms_of
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.record import silo_terms, silos_folder, threshold
+from fedtorch.stats.rule import CountRule
+from fedtorch.tasks.counted import Counted
 
 
 def promise_to(plan: Plan, client: str, *, is_new: bool) -> tuple[str, float | None, float | None]:
@@ -28,6 +34,8 @@ def promise_to(plan: Plan, client: str, *, is_new: bool) -> tuple[str, float | N
         CheckpointError: the silo's ledger is damaged.
     """
     config = plan.config.privacy
+    if isinstance(plan.algorithm, Counts) and isinstance(plan.task, Counted) and plan.config.counts_privately:
+        return _of_counts(plan.config, plan.algorithm.rule, plan.task, client, is_new=is_new)
     if config.kind == "none" or config.simulate:
         return "none", None, None
     if config.kind == "record":
@@ -37,6 +45,16 @@ def promise_to(plan: Plan, client: str, *, is_new: bool) -> tuple[str, float | N
     assert config.delta is not None
     account = Accountant(terms_of(plan, z := noise_of(plan)).rate, z, config.delta)
     return "client", account.epsilon(releases_of(account, plan.config)), config.delta
+
+
+def _of_counts(
+    config: Config, rule: CountRule, task: Counted, client: str, *, is_new: bool
+) -> tuple[str, float, float]:
+    """Promise of a run that counts rows with noise, which is one about rows or persons too."""
+    terms, ledger = counted_terms(config, rule), ledgers_folder(config, task) / folder_name(client) / LEDGER
+    known = read_ledger(ledger) if ledger.exists() else []
+    others = [one for one in known if is_new or one.run != str(config.folder.resolve())]
+    return "record", epsilon_of([*parts_of(others), *terms.parts(rule.plan.releases)], terms.delta), terms.delta
 
 
 def least_parties(plan: Plan) -> int | None:

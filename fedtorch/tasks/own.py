@@ -20,7 +20,7 @@ from fedtorch.core.update import SIZE
 from fedtorch.data.own.keys import OwnData
 from fedtorch.data.own.persons import OfPersons
 from fedtorch.data.own.prepare import prepare
-from fedtorch.data.own.prepared_folder import folder_for
+from fedtorch.data.own.prepared_folder import folder_for, name_of_rows
 from fedtorch.data.own.rows import PERSON, Form
 from fedtorch.models.adapters.lora import has_adapter
 from fedtorch.models.adapters.saved import base_digests, bases_elsewhere, save_adapted, saved_keys
@@ -30,7 +30,7 @@ from fedtorch.tasks.base import Scores
 from fedtorch.tasks.chosen_metrics import code_of, pooled, pooled_of, scores_of, selectable
 from fedtorch.tasks.copies import copy_as
 from fedtorch.tasks.own_usage import usage
-from fedtorch.tasks.prepared import InFolder
+from fedtorch.tasks.prepared import SILOS, InFolder
 from fedtorch.tasks.public_rows import fit_to_public_rows
 from fedtorch.tasks.shared_splits import shared_files
 from fedtorch.text.byte_bpe import train_subwords
@@ -124,6 +124,11 @@ class OwnTask(InFolder):
     def folder(self) -> Path:
         """The prepared rows; made on first use, below data/, and again when a file or a setting changes."""
         return folder_for(self.data, self.task_kind, self._row_settings(), self.prepare_into)
+
+    @property
+    def ledgers(self) -> Path:
+        """One folder for the rows, whatever labels are declared, and whoever is the unit."""
+        return self.folder.resolve().with_name(name_of_rows(self.data, self.task_kind, self.folder) + SILOS)
 
     def prepare_into(self, folder: Path) -> list[int]:
         """Write the prepared rows, and the vocabulary of a random model; how many rows each client has."""
@@ -281,7 +286,7 @@ class OwnTask(InFolder):
         """The rows that are used; of those that clients share the same for all of them."""
         return super().picked(ALL if client in self.sharing(split) else client, split, available)
 
-    def pinned_problem(self) -> str:
+    def pinned_problem(self, *, learns: bool = True) -> str:
         """Reason why the data cannot be pinned; empty where it can."""
         rule = self.data.clients
         if rule.by is None:
@@ -291,7 +296,7 @@ class OwnTask(InFolder):
             )
         if self.source_model.random is not None and self.tokenizer is None:
             return "every rank would train a vocabulary on its own texts; name one for all with task.tokenizer"
-        if self.has_labels and not self.data.labels:
+        if learns and self.has_labels and not self.data.labels:
             return "no rank sees all labels; declare them in task.data.labels"
         return ""
 

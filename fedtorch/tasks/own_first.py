@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedtorch.core.errors import DataError
-from fedtorch.data.own.guessed import Wishes
+from fedtorch.data.own.guessed import Counted, Wishes
 from fedtorch.data.own.init import Proposal, name_for, propose, scratch_beside
 from fedtorch.data.own.prepare import split_sources
 from fedtorch.data.own.rows import usable_rows
@@ -14,7 +14,17 @@ from fedtorch.data.own.source import open_tables
 from fedtorch.data.own.text_form import TextForm
 from fedtorch.tasks.own import OwnTask
 
-__all__ = ["Proposal", "TextForm", "Unusable", "Wishes", "name_for", "propose", "scratch_beside", "unusable_rows"]
+__all__ = [
+    "Counted",
+    "Proposal",
+    "TextForm",
+    "Unusable",
+    "Wishes",
+    "name_for",
+    "propose",
+    "scratch_beside",
+    "unusable_rows",
+]
 
 NAMED = 3
 """Rows that are named."""

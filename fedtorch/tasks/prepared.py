@@ -21,6 +21,8 @@ from fedtorch.tasks.base import Task
 from fedtorch.tasks.copies import copy_as
 
 SYNTHETIC = "synthetic"
+SILOS = ".privacy"
+"""Of the folder beside a folder of data, after that one's name, in which each silo has its key and its ledger."""
 Entry = Mapping[str, Any]
 """A client's entry in the manifest: `splits`, each with `examples`, `sha256` and further counts."""
 
@@ -54,6 +56,12 @@ class InFolder(Task):
         """The prepared rows, made where they are missing and can be."""
         raise NotImplementedError
 
+    @property
+    def ledgers(self) -> Path:
+        """The folder in which each silo has its key and its ledger of all that was released of its rows."""
+        folder = self.folder.resolve()
+        return folder.with_name(folder.name + SILOS)
+
     @cached_property
     def prepared(self) -> dict[str, Any]:
         """The folder's manifest."""
@@ -86,8 +94,11 @@ class InFolder(Task):
             client_file(self.folder, client, f"{split}.jsonl")
         return entry
 
-    def pinned_problem(self) -> str:
-        """Which setting needs all clients' rows in one place, and what to set instead; "" if none does."""
+    def pinned_problem(self, *, learns: bool = True) -> str:
+        """Which setting needs all clients' rows in one place, and what to set instead; "" if none does.
+
+        learns: False where rows are only counted.
+        """
         return ""
 
     def with_entries(self, entries: Mapping[str, Entry]) -> Self:

@@ -87,11 +87,11 @@ class TextClassification(LongTexts):
         """Unless it is a number."""
         return self.problem != "regression"
 
-    def pinned_problem(self) -> str:
+    def pinned_problem(self, *, learns: bool = True) -> str:
         """Reason why the data cannot be pinned; empty where it can."""
         if self.class_weights == "balanced":
             return "task.class_weights is balanced, for which all rows are counted; give a weight for each label"
-        return super().pinned_problem()
+        return super().pinned_problem(learns=learns)
 
     def form(self) -> LabelledTexts:
         """A text and its label."""

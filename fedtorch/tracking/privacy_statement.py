@@ -14,6 +14,8 @@ def promise(said: Mapping[str, Any]) -> str:
         return NOTHING
     if said["kind"] == "record":
         return _of_records(said)
+    if said["kind"] == "counts":
+        return _of_counts(said)
     kind = f"{said['noise']} " if said.get("noise", "normal") != "normal" else ""
     noise = f"{kind}noise multiplier {said['noise_multiplier']:.6g}, clip {said['clip']}"
     how = f"{said['sampling']}, {noise}"
@@ -66,4 +68,17 @@ def _of_records(said: Mapping[str, Any]) -> str:
     return (
         f"differential privacy of each {said['unit']}, by silo: {silos} ({how}; {said['accountant']}), against the "
         f"server, the other silos and everybody who sees the model and the records. {outside}"
+    )
+
+
+def _of_counts(said: Mapping[str, Any]) -> str:
+    """Say what a run promised that counted rows: one promise for all its tables."""
+    noise = "noise of each silo's own on every number"
+    if said["noise_at"] == "shared":
+        noise = f"shares of the noise on every sum, of which {said['honest']} are enough"
+    return (
+        f"differential privacy of each {said['unit']}, epsilon {said['epsilon']:.4f} at delta {said['delta']:g} of all "
+        f"{said['tables']} tables together ({said['relation']}; {noise}, noise multiplier "
+        f"{said['noise_multiplier']:.6g}; {said['accountant']}), against everybody who sees the numbers; the silos' "
+        "ledgers add what trainings release of the same rows"
     )

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -92,7 +93,7 @@ def _collected() -> Iterator[None]:
     What is there before is not looked at meanwhile, also not where accelerate collects: 0.4 s each time (*measured*).
     A rank that was forked has frozen what its ranks share, and it stays so.
     """
-    is_forked = gc.get_freeze_count() > 0
+    is_forked = _has_frozen(os.getpid())
     if is_forked:
         gc.collect()  # so that no garbage is frozen
     gc.freeze()
@@ -102,6 +103,12 @@ def _collected() -> Iterator[None]:
     finally:
         if not is_forked:
             gc.unfreeze()
+
+
+@cache
+def _has_frozen(process: int) -> bool:
+    """Has this process frozen what it had at its first training? Asked once, for the answer counts each object."""
+    return gc.get_freeze_count() > 0
 
 
 @contextmanager
@@ -134,10 +141,7 @@ def present_folder(folder: Path) -> Iterator[None]:
 def _torch(device: torch.device) -> Iterator[None]:
     python, numpy, states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     threads, dtype, grads = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
-    strict, only_warns = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    strict, only_warns = _determinism()
     precision = torch.get_float32_matmul_precision()
     try:
         with devices.unchanged():
@@ -149,8 +153,14 @@ def _torch(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(grads)
-        torch.use_deterministic_algorithms(strict, warn_only=only_warns)
+        if (strict, only_warns) != _determinism():  # setting it imports torch's compiler, a second
+            torch.use_deterministic_algorithms(strict, warn_only=only_warns)
         torch.set_float32_matmul_precision(precision)
+
+
+def _determinism() -> tuple[bool, bool]:
+    """Are torch's algorithms to be deterministic, and does it only warn of others?"""
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from fedtorch.privacy.client_level import ClientLevel
 from fedtorch.privacy.noise import Noise
 from fedtorch.privacy.settings import AdaptiveClip, MovingClip, PrivacyConfig, SecureSum
 
+pytestmark = pytest.mark.usefixtures("exact_accounts")
+
 DELTA = 1e-5
 
 

@@ -20,6 +20,8 @@ from fedtorch.privacy.record import steps
 from fedtorch.privacy.record.terms import epsilon_of
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
 
+pytestmark = pytest.mark.usefixtures("exact_accounts")
+
 pytest.importorskip("dp_accounting")
 PROMISES = {
     "local": PrivacyConfig("record", clip=0.5, noise_multiplier=2.0, delta=1e-5, units={"a": 500}),

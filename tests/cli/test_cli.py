@@ -36,6 +36,7 @@ import launchers.join
 import launchers.local
 import launchers.serve
 import launchers.slurm
+import launchers.stats
 import launchers.sweep
 from fedtorch.cli import __main__ as cli
 from fedtorch.cli.__main__ import COMMANDS, main, module_of
@@ -48,6 +49,7 @@ FUNCTIONS = {
     "slurm": launchers.slurm.main,
     "serve": launchers.serve.main,
     "join": launchers.join.main,
+    "stats": launchers.stats.main,
     "init": fedtorch.setup.init.main,
     "data prepare": fedtorch.data.__main__.main,
     "data prepare own": fedtorch.setup.data_prepare.main,
@@ -137,8 +139,9 @@ def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsy
         ("data chekc", "did you mean `data check`?"),
         (
             "train",
-            "choose one of run, local, sweep, slurm, serve, join, init, data prepare, data prepare own, data check, "
-            "data partition, keys new, digest, gate, verify, report, export, rebuild, predict, bench, audit, chat",
+            "choose one of run, local, sweep, slurm, serve, join, stats, init, data prepare, data prepare own, "
+            "data check, data partition, keys new, digest, gate, verify, report, export, rebuild, predict, bench, "
+            "audit, chat",
         ),
         ("--config", "choose one of run,"),
         ("", "choose one of run,"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from narrow import NARROW, narrow_windows
 from ranks import run_ranks
 
 from fedtorch.comm.base import Communicator
@@ -18,7 +19,6 @@ from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.sums import early_sides, local_updates
 from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.server_updates import Exchange
-from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.processes
 
 NAMES = tuple(f"client-{k}" for k in range(7))
 OWN = (3.0, 1.0, 0.0, 8.0, 5.0, 2.5, 100.0)  # client-2 counts nothing
-SIZE = WINDOW + 12_345  # two windows, the second one short
+SIZE = NARROW + 12_345  # two windows, the second one short
 EXPONENT = 36  # of the sum of these updates, with room to spare
 HOMES = {2: [1, 1, 1, 0, 1, 1, 0], 3: [1, 2, 0, 2, 1, 2, 1], 4: [1, 2, 3, 3, 1, 1, 0]}
 
@@ -82,6 +82,7 @@ def one_round(comm: Communicator, homes: list[int], folder: str, without: str, e
 
 
 def distributed_round(homes: list[int], folder: str, without: str, exchange: Exchange, break_it: str = "") -> Any:
+    narrow_windows()
     with DistributedCommunicator.join(NAMES, timeout_s=30, exchange=exchange) as comm:
         comm.preflight({"config": "same"})
         if break_it == "sockets":
@@ -185,12 +186,14 @@ def test_what_does_not_fit_its_report_is_asked_for_again(break_it: str, alone: d
 
 
 def reduced(folder: str) -> Any:
+    narrow_windows()
     with DistributedCommunicator.join(NAMES, timeout_s=30, exchange="reduce") as comm:
         comm.preflight({"config": "same"})
         return one_round(comm, HOMES[3], folder, "")
 
 
 def unknown(folder: str) -> Any:
+    narrow_windows()
     with DistributedCommunicator.join(NAMES, timeout_s=30) as comm:
         comm.preflight({"config": "same"})
         return one_round(comm, HOMES[3], folder, "", exponent=None), one_round(comm, [0] * 7, folder + "here", "")
@@ -237,6 +240,7 @@ NOTES = {
 
 def announcing(folder: str, note: Any) -> tuple[str, str]:
     """Rank 1 announces something else than it has; the class and text of what a rank ends with."""
+    narrow_windows()
     if isinstance(note, dict) and 1 in note.get("clients", []):  # rank 2's, so it must not be sent before
         folder += "/other"
     dumps = json.dumps

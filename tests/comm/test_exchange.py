@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from narrow import NARROW, narrow_windows
 from ranks import expect_exit, run_ranks
 
 from fedtorch.comm import local
@@ -34,7 +37,7 @@ from tests.support.combined import combined
 
 NAMES = tuple(f"client-{k}" for k in range(7))
 WEIGHTS = (0.3, -0.1, 0.25, 0.0, 0.2, 1.7, 1e-6)
-SIZE = WINDOW + 12_345  # two windows, the second one short
+SIZE = NARROW + 12_345  # two windows, the second one short
 
 
 def fill(comm: Communicator, homes: dict[str, int], folder: str, size: int, dtype: torch.dtype) -> Any:
@@ -81,8 +84,20 @@ def distributed_round(homes: dict[str, int], folder: str, exchange: Exchange, si
         return one_round(comm, homes, folder, size, dtype)
 
 
+def round_of_two_windows(*args: Any) -> Any:
+    narrow_windows()
+    return distributed_round(*args)
+
+
 def spread(ranks: list[int]) -> dict[str, int]:
     return {name: ranks[place % len(ranks)] for place, name in enumerate(NAMES)}
+
+
+@cache
+def in_one_process(size: int, dtype: torch.dtype = torch.float32) -> Any:
+    """What one process gives."""
+    with TemporaryDirectory() as folder:
+        return one_round(LocalCommunicator(NAMES), spread([0]), folder, size, dtype)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +119,8 @@ def spread(ranks: list[int]) -> dict[str, int]:
 def test_any_packing_and_transport_give_the_bits_of_one_process(
     num_ranks: int, hosts: list[int], exchange: Exchange, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), SIZE, dtype)
-    together = run_ranks(distributed_round, num_ranks, spread(hosts), str(tmp_path), exchange, SIZE, dtype)
+    alone = in_one_process(SIZE, dtype)
+    together = run_ranks(round_of_two_windows, num_ranks, spread(hosts), str(tmp_path), exchange, SIZE, dtype)
     assert together == [alone] + [None] * (num_ranks - 1)
     assert alone[1] == list(NAMES)
 
@@ -113,7 +128,7 @@ def test_any_packing_and_transport_give_the_bits_of_one_process(
 @pytest.mark.parametrize("size", [0, 1, WINDOW])
 @pytest.mark.parametrize("exchange", ["send", "reduce"])
 def test_edge_sizes(size: int, exchange: Exchange, tmp_path: Path) -> None:
-    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), size, torch.float32)
+    alone = in_one_process(size)
     found = run_ranks(distributed_round, 3, spread([1, 2]), str(tmp_path), exchange, size, torch.float32)
     assert found[0] == alone
 
@@ -128,7 +143,7 @@ def narrow_round(homes: dict[str, int], folder: str, exchange: Exchange) -> Any:
 @pytest.mark.parametrize("exchange", ["send", "reduce"])
 @pytest.mark.parametrize("hosts", [[1], [0, 1, 1, 1, 1, 1, 2], [1, 2, 3]])
 def test_many_windows_pass_in_step(exchange: Exchange, hosts: list[int], tmp_path: Path) -> None:
-    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), 40_321, torch.float32)
+    alone = in_one_process(40_321)
     assert run_ranks(narrow_round, 4, spread(hosts), str(tmp_path), exchange)[0] == alone
 
 

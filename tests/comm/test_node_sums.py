@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from harness import make_config, make_runner
+from narrow import NARROW, narrow_windows
 from ranks import expect_exit, run_ranks
 from toy import Quadratic
 
@@ -26,7 +27,6 @@ from fedtorch.comm.transport.machines import numbered
 from fedtorch.comm.transport.node_sums import NodeSums
 from fedtorch.comm.transport.segment import Segment
 from fedtorch.comm.transport.shared import Shared
-from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, PreflightError
 
 if not hasattr(os, "memfd_create"):
@@ -34,7 +34,7 @@ if not hasattr(os, "memfd_create"):
 
 CLIENTS = {f"c{i}": (1.0, 0.3 * i, i + 1) for i in range(7)}
 ON_CPU = Staging("gloo", torch.device("cpu"), pin=False)
-WIDTH = 4 * WINDOW + 7  # more windows than are on the way at once
+WIDTH = 4 * NARROW + 7  # more windows than are on the way at once
 
 
 def join(
@@ -53,6 +53,7 @@ def trained(
     folder: str, where: str, shares: bool, exchange: Literal["auto", "reduce", "send"], staged: bool = False
 ) -> tuple[str, str]:
     """The digest of a run on this rank, and how payloads travelled."""
+    narrow_windows()
     with join(where, shares, exchange, staged) as comm:
         task = Quadratic(clients=CLIENTS, start=(0.1,), width=WIDTH, double=False)
         result = make_runner(make_config(Path(folder), task, rounds=2), comm).run()
@@ -118,7 +119,7 @@ def narrow(folder: str, where: str, spoil: str = "", at: int = 3, rounds: int = 
     for module in (windows, local_updates, server_updates, local):
         module.WINDOW = 1000  # type: ignore[attr-defined]
     pieces.PIECE_BYTES = 4096
-    transport.WINDOW_BYTES = 1000
+    transport.WINDOW_BYTES = 4000  # a window of a sum in two pieces
     if int(os.environ["RANK"]) == at:
         {"": lambda: None, "dies": dies, "misreads": misreads, "loses": loses, "cannot open": denied}[spoil]()
     with join(where, exchange="reduce", staged=staged) as comm:

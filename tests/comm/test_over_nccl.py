@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from narrow import NARROW
 from pretended_device import used
 from pretended_nccl import PretendedNccl, Work, install_nccl
 from ranks import expect_exit, free_port, run_ranks
@@ -24,13 +25,12 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.transport import trial
 from fedtorch.comm.transport.device import Staging
-from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, PreflightError
 from fedtorch.core.weights import digest_of
 from tests.comm import test_allreduce as messages
 from tests.comm import test_node_sums as node_sums
 from tests.comm import test_transport as transport
-from tests.comm.test_exchange import NAMES, one_round, spread
+from tests.comm.test_exchange import NAMES, in_one_process, one_round, spread
 
 SMOKE_OF = {path.stem: path for path in SMOKE}
 
@@ -92,15 +92,15 @@ def test_the_stand_in_holds_to_the_rules_of_nccl() -> None:
 def test_a_round_has_the_bits_of_one_process(
     num_ranks: int, hosts: list[int], exchange: Any, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    size = WINDOW + 12_345
-    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), size, dtype)
+    size = NARROW + 12_345
+    alone = in_one_process(size, dtype)
     how = hosts, str(tmp_path / "many"), exchange, dtype, size, True
-    assert run_ranks(over_nccl, num_ranks, "a_round", *how)[0][0] == alone
+    assert run_ranks(over_nccl, num_ranks, "round_of_two_windows", *how)[0][0] == alone
 
 
 @pytest.mark.parametrize("exchange", ["send", "reduce"])
 def test_many_windows_pass_in_step(exchange: str, tmp_path: Path) -> None:
-    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), 40_321, torch.float32)
+    alone = in_one_process(40_321)
     found = run_ranks(over_nccl, 4, "narrow_round", [0, 1, 1, 1, 1, 1, 2], str(tmp_path), exchange)
     assert found[0][0] == alone
 
@@ -180,7 +180,7 @@ def a_round_after_a_trial(folder: str, how: str, backend: Any) -> Any:
     ],
 )
 def test_where_a_first_sum_fails_payloads_go_over_gloo(how: str, words: str, tmp_path: Path) -> None:
-    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), 1000, torch.float32)
+    alone = in_one_process(1000)
     ranks = run_ranks(a_round_after_a_trial, 3, str(tmp_path), how, "auto")
     assert ranks[0][0] == alone
     assert [falls_back for *_, falls_back in ranks] == [how != "works"] * 3

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from harness import make_config, make_runner
+from narrow import NARROW, narrow_windows
 from ranks import run_ranks, start_ranks
 from toy import Quadratic
 
@@ -21,7 +22,6 @@ from fedtorch.comm.transport import machines, shared
 from fedtorch.comm.transport.process_group import Direct
 from fedtorch.comm.transport.segment import Segment
 from fedtorch.comm.transport.shared import SLOT_BYTES, SLOTS, Shared
-from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.compression.compressors import TopK
 
 if not hasattr(os, "memfd_create"):
@@ -29,7 +29,7 @@ if not hasattr(os, "memfd_create"):
 
 CLIENTS = {f"c{i}": (1.0, 0.3 * i, i + 1) for i in range(5)}
 # More windows than slots in a sum, pieces of a broadcast that do not fill theirs.
-WIDTH = (SLOTS + 1) * WINDOW + 7
+WIDTH = (SLOTS + 1) * NARROW + 7
 
 
 def join(shares: bool) -> DistributedCommunicator:
@@ -51,6 +51,7 @@ def trained(
 
     strange: a rank that seems to be elsewhere, or (is_known False) cannot find out where it is.
     """
+    narrow_windows()
     if strange == int(os.environ["RANK"]):
         machines.machine = elsewhere if is_known else unknown
     network = Network(shares_memory=shares)
@@ -143,6 +144,7 @@ def test_a_worker_cannot_change_the_servers_vector(tmp_path: Path) -> None:
 
 def waits_for_ever(folder: str) -> None:
     """A rank that shares memory and then hangs."""
+    narrow_windows()
     with join(True) as comm:
         task = Quadratic(clients=CLIENTS, start=(0.1,), width=WIDTH, double=False)
         make_runner(make_config(Path(folder), task, rounds=1), comm).run()

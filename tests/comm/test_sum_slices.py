@@ -9,7 +9,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -117,19 +119,26 @@ def spread(ranks: list[int]) -> dict[str, int]:
     return {name: ranks[place % len(ranks)] for place, name in enumerate(NAMES)}
 
 
+@cache
+def in_one_process(size: int = SIZE, own: Any = None) -> Any:
+    """Digests of the rounds in one process."""
+    with TemporaryDirectory() as folder:
+        return rounds(LocalCommunicator(NAMES), spread([0]), folder, size, 7, own)[0]
+
+
 @pytest.mark.parametrize(("num_ranks", "hosts"), [(2, [0, 1]), (2, [1]), (3, [1, 2]), (3, [0, 0, 2]), (5, [4, 1])])
 def test_slices_give_the_bits_of_one_process(num_ranks: int, hosts: list[int], tmp_path: Path) -> None:
-    alone = rounds(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), SIZE, 7)
+    alone = in_one_process()
     together = run_ranks(on_ranks, num_ranks, spread(hosts), str(tmp_path), SIZE, 7)
-    assert together[0][:2] == (alone[0], [Op.SUM_SLICES] * 3)
-    assert len(set(alone[0])) == 3  # three different rounds
+    assert together[0][:2] == (alone, [Op.SUM_SLICES] * 3)
+    assert len(set(alone)) == 3  # three different rounds
 
 
 def test_a_scale_fixed_before_the_round_reaches_all_ranks_with_its_divisor(tmp_path: Path) -> None:
-    own = (20, [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0])
-    alone = rounds(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), SIZE, 7, own)
+    own = (20, (3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0))
+    alone = in_one_process(SIZE, own)
     found = run_ranks(on_ranks, 3, spread([1, 2]), str(tmp_path), SIZE, 7, True, own)[0]
-    assert found[:2] == (alone[0], [Op.SUM_SLICES] * 3)
+    assert found[:2] == (alone, [Op.SUM_SLICES] * 3)
 
 
 @pytest.mark.parametrize(
@@ -145,9 +154,9 @@ def test_a_scale_fixed_before_the_round_reaches_all_ranks_with_its_divisor(tmp_p
 def test_what_cannot_be_read_where_it_is_travels_as_ever(
     size: int, room: int, exchange: str, shares: bool, tmp_path: Path
 ) -> None:
-    alone = rounds(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), size, 7)
+    alone = in_one_process(size)
     (sums, requested, _), *_ = run_ranks(on_ranks, 3, spread([1, 2]), str(tmp_path), size, room, shares, None, exchange)
-    assert sums == alone[0]
+    assert sums == alone
     assert Op.SUM_SLICES not in requested and len(requested) == 3
 
 
@@ -198,9 +207,9 @@ def writing_wrong(homes: dict[str, int], folder: str) -> Any:
 def test_a_slice_that_is_not_what_its_rank_says_does_not_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    alone = rounds(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), SIZE, 7)
+    alone = in_one_process()
     (found, requested, _), *_ = run_ranks(writing_wrong, 3, spread([1, 2]), str(tmp_path))
-    assert found == alone[0]  # of updates that were sent one by one
+    assert found == alone  # of updates that were sent one by one
     assert requested == [Op.SUM_SLICES] * 3
 
 
@@ -246,10 +255,10 @@ def writing_late(homes: dict[str, int], folder: str) -> Any:
 
 
 def test_what_is_changed_after_the_check_does_not_count(tmp_path: Path) -> None:
-    alone = rounds(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), SIZE, 7)
+    alone = in_one_process()
     (found, requested, _), *_ = run_ranks(writing_late, 3, spread([1, 2]), str(tmp_path))
     assert (tmp_path / "written").exists()
-    assert found == alone[0] and requested == [Op.SUM_SLICES] * 3
+    assert found == alone and requested == [Op.SUM_SLICES] * 3
 
 
 def reporting(homes: dict[str, int], folder: str, wrong: float, at: int) -> Any:
@@ -282,9 +291,9 @@ class Kept(logging.Handler):
 @pytest.mark.parametrize("at", [0, -1])
 @pytest.mark.parametrize("wrong", [-1.0, -math.inf, math.nan, math.inf, 1e308])
 def test_a_number_of_a_slice_that_cannot_be_does_not_count(wrong: float, at: int, tmp_path: Path) -> None:
-    alone = rounds(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), SIZE, 7)
+    alone = in_one_process()
     ((found, requested, _), caught), *_ = run_ranks(reporting, 3, spread([1, 2]), str(tmp_path), wrong, at)
-    assert found == alone[0]  # of updates that were sent one by one
+    assert found == alone  # of updates that were sent one by one
     assert requested == [Op.SUM_SLICES] * 3 and len(caught) == 3
     if wrong < 0:
         assert all(f"rank 2 reported {wrong:.6g} as a sum of squares in its slice" in text for text in caught)
@@ -316,9 +325,9 @@ def test_a_rank_that_is_killed_among_its_slices_is_named(tmp_path: Path) -> None
 
 
 def test_a_rank_that_cannot_reach_memory_turns_all_to_the_other_way(tmp_path: Path) -> None:
-    alone = rounds(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), SIZE, 7)
+    alone = in_one_process()
     (found, requested, _), *_ = run_ranks(unreachable, 3, spread([1, 2]), str(tmp_path))
-    assert found == alone[0] and Op.SUM_SLICES not in requested
+    assert found == alone and Op.SUM_SLICES not in requested
 
 
 def unreachable(homes: dict[str, int], folder: str) -> Any:

@@ -10,21 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from narrow import NARROW, narrow_windows
 from ranks import expect_exit, run_ranks
 
 from fedtorch.comm import local
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.sums import local_updates, server_updates
 from fedtorch.comm.sums.sum_ways import Exchange
 from fedtorch.comm.transport import device as transport
 from fedtorch.comm.transport import windows
 from fedtorch.comm.transport.device import Staged, Staging
 from fedtorch.comm.transport.group import Group
-from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, PreflightError
 from fedtorch.core.update import Report, UpdateBuffer
-from tests.comm.test_exchange import NAMES, one_round, spread
+from tests.comm.test_exchange import NAMES, in_one_process, one_round, spread
 
 ON_CPU = Staging("gloo", torch.device("cpu"), pin=False)
 
@@ -35,6 +34,11 @@ def join(names: Any, *, staged: bool = True, timeout_s: float = 30, exchange: Ex
     if staged:
         comm.stage(ON_CPU)
     return comm
+
+
+def round_of_two_windows(*args: Any) -> Any:
+    narrow_windows()
+    return a_round(*args)
 
 
 def a_round(hosts: list[int], folder: str, exchange: Exchange, dtype: torch.dtype, size: int, staged: bool) -> Any:
@@ -55,12 +59,12 @@ def a_round(hosts: list[int], folder: str, exchange: Exchange, dtype: torch.dtyp
 def test_staged_payloads_have_the_bits_and_the_byte_counts_of_direct_ones(
     num_ranks: int, hosts: list[int], exchange: Exchange, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    size = WINDOW + 12_345
+    size = NARROW + 12_345
     direct, staged = (
-        run_ranks(a_round, num_ranks, hosts, str(tmp_path / str(flag)), exchange, dtype, size, flag)
+        run_ranks(round_of_two_windows, num_ranks, hosts, str(tmp_path / str(flag)), exchange, dtype, size, flag)
         for flag in (False, True)
     )
-    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), size, dtype)
+    alone = in_one_process(size, dtype)
     assert staged == direct
     assert staged[0][0] == alone
 
@@ -76,7 +80,7 @@ def narrow_round(hosts: list[int], folder: str, exchange: Exchange) -> Any:
 @pytest.mark.parametrize("exchange", ["send", "reduce"])
 @pytest.mark.parametrize("hosts", [[0, 1, 1, 1, 1, 1, 2], pytest.param([1, 2, 3], marks=pytest.mark.slow)])
 def test_many_windows_pass_in_step(exchange: Exchange, hosts: list[int], tmp_path: Path) -> None:
-    alone = one_round(LocalCommunicator(NAMES), spread([0]), str(tmp_path / "alone"), 40_321, torch.float32)
+    alone = in_one_process(40_321)
     assert run_ranks(narrow_round, 4, hosts, str(tmp_path), exchange)[0][0] == alone
 
 

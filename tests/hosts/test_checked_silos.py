@@ -20,6 +20,12 @@ pytest.importorskip("cryptography")
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("hub", "north", "south", "west")
+POLICY = {
+    "may_leave": {"parameters": ["*"], "reports": ["status", "steps", "examples", "seconds"], "scores": True},
+    "limits": {"rounds": 5},
+    "require": {"secure_sum": {"parties": 3}, "clip": 1.0, "verified": 1.0},
+}
+"""What each silo lets out, and asks for."""
 PLACE = "10.83.0.1:29500"
 LIAR = """
 import numpy as np, sys, torch
@@ -69,6 +75,7 @@ def prepare(hosts: Network) -> None:
     for name in NAMES:
         own = hosts.hosts[name].disk
         (own / "members.yaml").write_text("\n".join(lines) + "\n")
+        (own / "policy.yaml").write_text(json.dumps(POLICY))
         write_rows(own / "rows.jsonl", [row for row in weather() if row["home"] == name])
 
 
@@ -78,7 +85,8 @@ def ran(hosts: Network, hub: tuple[str, ...]) -> dict[str, tuple[int, str]]:
     for name in NAMES:
         place = ["serve", "--listen", PLACE] if name == "hub" else ["join", "--server", PLACE, "--silo", name]
         how = hub if name == "hub" else ("-m", "fedtorch.cli")
-        words = [sys.executable, *how, *place, "--config", str(hosts.root / "silos.yaml")]
+        policy = [] if name == "hub" else ["--policy", str(hosts.disk / "policy.yaml")]
+        words = [sys.executable, *how, *place, "--config", str(hosts.root / "silos.yaml"), *policy]
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": environ}
         started[name] = hosts.popen(name, words, **pipes)
@@ -104,6 +112,9 @@ def test_three_silos_check_five_rounds_of_a_secure_sum(network: Callable[..., Ne
     for name in NAMES:
         code, said = verified(hosts, name)
         assert code == 0 and "records           6, rounds 1 to 5, in one chain" in said, said
+        if name != "hub":
+            decisions = (hosts.hosts[name].disk / "run" / "policy.jsonl").read_text().splitlines()
+            assert len(decisions) > 5 and all("refused" not in line for line in decisions)
 
 
 @pytest.mark.slow

@@ -202,3 +202,35 @@ def test_a_silo_that_refuses_ends_by_itself_where_no_server_comes(places: Path) 
     south = start(places, "south", free_port(), "--policy", "policy.yaml", "--set", "system.start_timeout=2")
     code, said = ended({"south": south})["south"]
     assert code == 11 and "limits.rounds: 2 rounds, of at most 1" in said
+
+
+COUNTED: dict[str, Any] = {"labels": {"longest": 5, "width": 4}, "min_count": 2}
+
+
+def counts(places: Path, **changes: Any) -> None:
+    trust = {"members": "members.yaml", "key": "own.key", "verify": "all"}
+    run = {"run": {"dir": "run", "name": "policy"}, "system": {**SYSTEM, "start_timeout": 20.0}}
+    write_config(places, paradigm="stats", stats={**COUNTED, **changes}, trust=trust, **run)
+
+
+def test_a_count_is_asked_for_by_its_numbers_and_its_epsilon(
+    places: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    counts(places, privacy={"epsilon": 4.0, "ledger": "ledgers"})
+    write_policy(places, require={"privacy": {"kind": "record", "max_epsilon": 3.0, "delta": 1e-5}})
+    assert dry(places, monkeypatch) == 11
+    said = capfd.readouterr().out
+    assert "updates of counts" in said and "refused        require.privacy: " in said and "epsilon 4" in said
+    write_policy(places, require={"privacy": {"kind": "record", "max_epsilon": 4.0, "delta": 1e-5}})
+    assert dry(places, monkeypatch) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_gate_lets_counts_out_that_its_policy_allows(places: Path) -> None:
+    counts(places)
+    port = free_port()
+    words = {"south": ("--policy", "policy.yaml")}
+    told = ended({name: start(places, name, port, *words.get(name, ())) for name in PARTIES.values()})
+    assert {name: code for name, (code, _) in told.items()} == dict.fromkeys(PARTIES.values(), 0), told
+    assert (places / "south" / "run-stats" / "stats.json").is_file()

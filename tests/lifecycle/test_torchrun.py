@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ranks import run_ranks
 
 from fedtorch.main import main
 from tests.test_main import TINY
@@ -53,6 +54,30 @@ def digest(run: Path) -> str:
     return found
 
 
+def as_torchrun(config: str, folder: str) -> None:
+    """torchrun's own agent in this process, which forks two ranks and starts them again."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    sys.path.insert(0, folder)
+    job = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 2, "max_restarts": 1, "monitor_interval": 0.1}
+    store = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": folder}
+    elastic_launch(LaunchConfig(**job, **store, start_method="fork"), main)(["--config", config])
+
+
+@pytest.mark.timeout(100)
+def test_torchruns_agent_starts_ranks_again_after_a_sigkill_and_they_end_with_the_same_bits(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text(config.read_text() + "checkpoint: {every: 1}\n")
+    run_ranks(as_torchrun, 1, str(config), str(tmp_path), timeout=90)
+    assert "resuming after round 1" in (tmp_path / "run" / "log.rank0.txt").read_text()
+    assert json.loads((tmp_path / "run" / "env.json").read_text())["ranks"] == 2
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["--config", str(config), "--set", f"run.dir={tmp_path / 'alone'}"]) == 0
+    assert digest(tmp_path / "run") == digest(tmp_path / "alone")
+
+
+@pytest.mark.slow  # four interpreters; the test above has the same agent and as many ranks
 @pytest.mark.timeout(240)
 def test_torchrun_restarts_after_a_sigkill_and_ends_with_the_same_bits(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,6 +10,8 @@ import pytest
 from fedtorch.privacy.accounting import PRECISION, Accountant, least_noise, total_epsilon
 from fedtorch.privacy.settings import LEAST_NOISE
 
+pytestmark = pytest.mark.usefixtures("exact_accounts")
+
 DELTA = 1e-5
 
 

@@ -17,6 +17,8 @@ from fedtorch.privacy.accounting import Accountant, total_epsilon
 from fedtorch.privacy.ledger import Ledger
 from fedtorch.privacy.release import Release
 
+pytestmark = pytest.mark.usefixtures("exact_accounts")  # who is drawn follows from the noise that an ε allows
+
 
 def test_attempts_on_one_cohort_would_cost_more_than_as_many_on_cohorts_of_their_own() -> None:
     """k releases on one draw are one with noise z/√k. Ten attempts at each of 100 rounds are stated as 2.12."""

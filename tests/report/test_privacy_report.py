@@ -15,6 +15,8 @@ from fedtorch.privacy.release import Release
 from fedtorch.report.command_line import main
 from fedtorch.report.privacy import privacy_markdown
 
+pytestmark = pytest.mark.usefixtures("exact_accounts")
+
 
 def run(folder: Path, data: str, releases: int, *, copied: int = 0, **terms: float) -> Path:
     """A folder with a ledger of so many releases, of which the first ones are of another run."""

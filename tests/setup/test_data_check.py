@@ -13,6 +13,8 @@ from fedtorch.cli.__main__ import main
 from fedtorch.config.load import load
 from fedtorch.core.errors import DataError
 from fedtorch.data.own.partition_files import read_partition
+from fedtorch.stats.bins import Bins
+from fedtorch.stats.of_overview import stats_of
 from fedtorch.tasks.own_overview import overview
 
 CONFIG = """
@@ -178,3 +180,36 @@ def test_a_partition_is_the_one_that_is_trained_with(folder: Path, capsys: Any) 
         lines = [line for file in (prepared / client).glob("*.jsonl") for line in file.read_text().splitlines()]
         assert {notes[json.loads(line)["text"]] for line in lines} == set(ids)
     assert main(["data", "partition", "notes.yaml", "--out", "parts"]) == 3
+
+
+def test_the_page_is_that_of_stats_over_silos(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(i) for i in range(40)]
+    rows[8]["note"] = "scan of " * 30
+    rows[9]["note"] = rows[17]["note"] = "mass mass"
+    write(folder, rows)
+    assert main(["data", "check", "notes.yaml", "--html", "out/check.html"]) == 0
+    assert "page: out/check.html" in capsys.readouterr().out
+    text = (folder / "out" / "check.html").read_text()
+    assert 'title="north, x: 33% of its rows">5<' in text and "All rows lie here; nothing was sent." in text
+    assert "are longer than task.max_length and are cut" in text and "What each number tells" not in text
+    assert not [word for word in WORDS if word in text.casefold()]
+    task: Any = load("notes.yaml").task
+    found = overview(task)
+    tables = stats_of(found, task.max_length, "a new tokenizer")
+    assert tables.silos == ("north", "west") and [table.name for table in tables.tables] == [
+        "rows", "twice", "labels", "tokens"
+    ]  # fmt: skip
+    by_name = {table.name: table for table in tables.tables}
+    assert dict(zip(by_name["rows"].cells, by_name["rows"].pooled, strict=True)) == found.total().rows
+    assert by_name["twice"].silos == {"north": (0.0,), "west": (1.0,)}
+    assert by_name["labels"].parts and dict(
+        zip(by_name["labels"].cells, by_name["labels"].pooled, strict=True)
+    ) == dict(found.total().labels)
+    for name, client in found.clients.items():
+        bins = Bins.of(tables, by_name["tokens"], name)
+        low, high = bins.quantile(0.5) or (0, 0)
+        assert low <= client.quantile(0.5) < high
+        (cut,) = (place for place, edge in enumerate(by_name["tokens"].edges) if edge == 17)  # one more than 16
+        assert bins.from_edge(cut) == client.cut
+    assert main(["data", "check", "notes.yaml", "--html", "notes.jsonl/check.html"]) == 2
+    assert "give another name by --html" in capsys.readouterr().err

@@ -27,6 +27,8 @@ from fedtorch.setup.rules.privacy import nobody_is_evaluated
 from fedtorch.tasks.base import Task
 from fedtorch.tasks.prepared import Prepared
 
+pytestmark = pytest.mark.usefixtures("exact_accounts")
+
 
 def test_the_noise_for_an_epsilon_is_the_least_for_all_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, float, int, float]] = []

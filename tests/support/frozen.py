@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from fedtorch.config.load import load
+from fedtorch.setup.code import code_digest
 
 _WANTED, _NOW = 14, 25  # MADV_HUGEPAGE and MADV_COLLAPSE of <linux/mman.h>
 _HUGE = 1 << 21
@@ -32,6 +33,7 @@ def in_huge_pages() -> None:
 # What checks a config is built once for each task and algorithm, which is half of what a rank of a toy computes.
 for path in (Path(__file__).parents[2] / "configs" / "smoke").glob("*.yaml"):
     load(path)
+code_digest()  # reads the package's files, once for all ranks
 gc.collect()
 gc.freeze()
 in_huge_pages()

@@ -24,7 +24,13 @@ def starts_processes(item: pytest.Item) -> bool:
     """Does the test, a fixture of its own, or a function of this repository that either names start a process?"""
     assert isinstance(item, pytest.Function)
     fixtures = [found.func for each in item._fixtureinfo.name2fixturedefs.values() for found in each]
-    return any(map(_starts, _functions([item.function, *fixtures])))
+    return _any_starts((item.function, *fixtures))
+
+
+@cache
+def _any_starts(found: tuple[Any, ...]) -> bool:
+    """Of a test with its fixtures, which all its cases have in common."""
+    return any(map(_starts, _functions(found)))
 
 
 def _functions(found: Iterable[Any]) -> list[FunctionType]:

@@ -8,6 +8,7 @@ from pathlib import Path
 SUPPORT = Path(__file__).parent
 sys.path.insert(0, str(SUPPORT))  # where tests find these modules, by these names
 
+import accounts  # noqa: E402
 import harness  # noqa: E402, F401
 import hypothesis  # noqa: E402, F401
 import prepared_files  # noqa: E402, F401
@@ -21,8 +22,14 @@ import fedtorch.main  # noqa: E402, F401
 
 with suppress(ImportError):
     import dp_accounting.pld  # noqa: F401
+with suppress(ImportError):  # thousands of patterns, made when a first model is read from files
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("t5")
 
 # Algorithms, tasks and what they are made of are otherwise imported once they are chosen.
 for room in ("algorithms", "models", "privacy", "tasks", "text"):
     for path in sorted((SUPPORT.parents[1] / "fedtorch" / room).rglob("[a-z]*.py")):
         import_module(".".join(path.relative_to(SUPPORT.parents[1]).with_suffix("").parts))
+
+accounts.remember()

@@ -164,7 +164,7 @@ def test_a_step_shared_by_two_ranks_is_that_of_one(is_short: bool) -> None:
 
 def federation(folder: str, data: str, algorithm: Algorithm | None = None, **changes: Any) -> Config:
     model = T5Model(d_model=16, d_ff=32, d_kv=8, num_heads=2, num_layers=1, dropout=0.0)
-    task = Text2SQL(data=data, model=model, input_max_length=40, output_max_length=6)
+    task = Text2SQL(data=data, model=model, input_max_length=40, output_max_length=3)
     client = ClientConfig(optimizer="adamw", lr=1e-3, batch_size=2, accumulation=2, optimizer_state="keep")
     settings = {"client": client, "eval": EvalConfig(every=1), **changes}
     return make_config(Path(folder), task, algorithm, **settings)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtorch.data.own.guessed import Guess
+from fedtorch.data.own.guessed import Counted, Guess
 from fedtorch.data.own.model_kind import ModelKind
 from fedtorch.data.own.text_form import TextForm
 
@@ -34,6 +34,10 @@ _PLAIN = re.compile(r"[A-Za-z_][\w./*-]*")
 _TAKEN = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 _STEPS = 400  # of all clients and rounds together, about what two cores do in half a minute with the sizes above
 _BATCH = 8
+LABELLED = ("text_classification", "token_classification")
+"""Tasks whose rows have labels, unless they are numbers."""
+POSITIONS = 512
+"""Tokens that a model has positions for where that is not known."""
 CUT = 0.25
 """The part of a text beyond `max_length`, on average, from which on texts are read in windows."""
 
@@ -56,9 +60,13 @@ class Settings:
     """of text files"""
     skip_bad_rows: int = 0
     """rows that are left out"""
+    counted: Counted = Counted("", "")
+    """keys that silos' counts propose; none where nothing was counted"""
 
     def length(self, found: Guess) -> int:
         """`task.max_length`."""
+        if self.counted.max_length is not None:
+            return min(self.counted.max_length, self.kind.positions or POSITIONS)
         wanted = max(32, _rounded(found.tokens))
         return min(wanted, 512 if self.model else 256, self.kind.positions or wanted)
 
@@ -73,7 +81,7 @@ class Settings:
 
     def notes(self, found: Guess) -> list[tuple[str, str]]:
         """(what was decided, why), for people."""
-        notes = []
+        notes = self._of_counts(found)
         if self.windows(found):
             notes.append(("long: windows", f"on average {self.share_cut(found):.0%} of a text would be cut"))
         elif self.share_cut(found) > CUT:
@@ -86,6 +94,39 @@ class Settings:
             notes.append(("format", "a word and its tag a line, sentences between empty lines"))
         if found.is_chat and self.model:
             notes += self._of_template()
+        return notes
+
+    def labels(self, found: Guess) -> tuple[str, ...]:
+        """`task.data.labels` that silos counted by; empty: none are declared."""
+        return self.counted.labels if found.task in LABELLED and found.problem != "regression" else ()
+
+    def class_weights(self, found: Guess) -> Mapping[str, float]:
+        """`task.class_weights`; empty: all rows count alike."""
+        is_one = found.task == "text_classification" and found.problem == "single_label"
+        return self.counted.class_weights if is_one else {}
+
+    @property
+    def tokenizer(self) -> str | None:
+        """`task.tokenizer`; a pretrained model has its own."""
+        return None if self.model else self.counted.tokenizer
+
+    def _of_counts(self, found: Guess) -> list[tuple[str, str]]:
+        used = {
+            "labels": self.labels(found),
+            "max_length": self.counted.max_length,
+            "class_weights": self.class_weights(found),
+            "tokenizer": self.tokenizer,
+        }
+        notes = []
+        for key, reason in self.counted.why.items():
+            is_used = used[key] or reason.startswith("not proposed")
+            notes.append((key, f"{self.counted.run}: {reason}" if is_used else f"{self.counted.run}: not used here"))
+        if self.counted.max_length is not None and self.length(found) < self.counted.max_length:
+            notes.append(("max_length", f"{self.counted.max_length} are more than the model has positions for"))
+        taken = self.tokenizer or self.model
+        if self.counted.max_length is not None and taken != self.counted.counted_by:
+            by = f"{taken or 'the tokenizer of this config'} may make more or fewer tokens of a text"
+            notes.append(("max_length", f"counted with {self.counted.counted_by}; {by}"))
         return notes
 
     def _of_template(self) -> list[tuple[str, str]]:
@@ -101,9 +142,9 @@ def config_text(found: Guess, settings: Settings) -> str:
     """The YAML."""
     model = settings.model
     own = f"{{path: {quoted(model)}}}" if model else RANDOM[found.task]
-    length = (
-        f"{settings.length(found)} # tokens; longer texts are {'read in parts' if settings.windows(found) else 'cut'}"
-    )
+    beyond = f"longer texts are {'read in parts' if settings.windows(found) else 'cut'}"
+    by = f", of silos' counts in {escaped(settings.counted.run)}" if settings.counted.max_length is not None else ""
+    length = f"{settings.length(found)} # tokens{by}; {beyond}"
     lines = [
         "# A first config; every key can be changed, `fedtorch run FILE --dry-run=config` shows all of them.",
         "task:",
@@ -116,13 +157,14 @@ def config_text(found: Guess, settings: Settings) -> str:
         f"    source: {_sources(settings.source)} # a relative path counts from where the run is started",
         *_text_keys(found, settings.form),
         f"    columns: {{{', '.join(f'{role}: {quoted(column)}' for role, column in found.roles.items())}}}",
-        *_labels(found),
+        *_labels(found, settings),
         *_clients(found),
         *_splits(found, settings.splits),
         *([f"    id: {quoted(found.id)} # tells rows apart"] if found.id else []),
         *([f"    skip_bad_rows: {settings.skip_bad_rows} # left out, see above; more are an error"]
           if settings.skip_bad_rows else []),
         f"  max_length: {length}",
+        *_of_counts(found, settings),
         *_long(found, settings),
         *_training(found, settings),
     ]  # fmt: skip
@@ -147,18 +189,39 @@ def escaped(text: str) -> str:
     return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
 
 
+def listed(labels: Sequence[str], most: int | None = None) -> str:
+    """Labels as a list in one line of YAML. most: of more, so many and `...`, for a comment."""
+    shown = [escaped(json.dumps(label, ensure_ascii=False)) for label in labels[:most]]
+    return f"[{', '.join([*shown, *['...'] * (len(labels) > len(shown))])}]"
+
+
 def _sources(source: str | Sequence[str]) -> str:
     if isinstance(source, str):
         return quoted(source)
     return quoted(source[0]) if len(source) == 1 else f"[{', '.join(map(quoted, source))}]"
 
 
-def _labels(found: Guess) -> list[str]:
-    if found.task not in ("text_classification", "token_classification") or not found.labels:
+def mapped(weights: Mapping[str, float]) -> str:
+    """A mapping of labels to numbers in one line of YAML."""
+    pairs = (f"{escaped(json.dumps(name, ensure_ascii=False))}: {value:g}" for name, value in weights.items())
+    return f"{{{', '.join(pairs)}}}"
+
+
+def _of_counts(found: Guess, settings: Settings) -> list[str]:
+    """Keys beside the length that only counts over silos can tell."""
+    run, weights, tokenizer = escaped(settings.counted.run), settings.class_weights(found), settings.tokenizer
+    return [
+        *([f"  class_weights: {mapped(weights)} # of silos' counts in {run}"] if weights else []),
+        *([f"  tokenizer: {quoted(tokenizer)} # of words that silos counted"] if tokenizer else []),
+    ]
+
+
+def _labels(found: Guess, settings: Settings) -> list[str]:
+    if counted := settings.labels(found):
+        return [f"    labels: {listed(counted)} # of silos' counts in {escaped(settings.counted.run)}"]
+    if found.task not in LABELLED or not found.labels:
         return []
-    listed = ", ".join(escaped(json.dumps(label, ensure_ascii=False)) for label in found.labels[:20])
-    listed += ", ..." if len(found.labels) > 20 else ""
-    return [f"    # labels: [{listed}] # seen; declared here, any other one is an error"]
+    return [f"    # labels: {listed(found.labels, 20)} # seen; declared here, any other one is an error"]
 
 
 def _text_keys(found: Guess, form: TextForm) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedtorch.data.own.columns import Column
@@ -39,6 +39,28 @@ class Wishes:
     """the column of what is predicted: a label, a completion, a target, tags, spans"""
     client: str | None = None
     """the column that says whose a row is, `file`, or `none`: rows are dealt"""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Keys of a config that silos' counts propose, in place of a guess from one file."""
+
+    run: str
+    """folder of the run that counted"""
+    task: str
+    """`task.name` of what was counted"""
+    labels: tuple[str, ...] = ()
+    """`task.data.labels`; empty: none are proposed"""
+    max_length: int | None = None
+    """`task.max_length`"""
+    counted_by: str | None = None
+    """the tokenizer by whose tokens it is"""
+    class_weights: Mapping[str, float] = field(default_factory=dict)
+    """`task.class_weights`; empty: none are proposed"""
+    tokenizer: str | None = None
+    """`task.tokenizer`: folder of the one that was made of counted words"""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """last part of a key -> why it has this value, or why it is not proposed; one line"""
 
 
 @dataclass

@@ -11,10 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.core.shown import shortened
 from fedtorch.data.own.conll import looks_like_conll
 from fedtorch.data.own.first_config import Settings, chat_template, config_text, escaped
 from fedtorch.data.own.guess import guess
-from fedtorch.data.own.guessed import Guess, Wishes
+from fedtorch.data.own.guessed import Counted, Guess, Wishes
 from fedtorch.data.own.model_kind import ModelKind
 from fedtorch.data.own.source import KINDS, Table, files_of, open_tables
 from fedtorch.data.own.split_files import files_beside, split_files
@@ -22,6 +23,7 @@ from fedtorch.data.own.text_files import READERS, TextRows
 from fedtorch.data.own.text_form import TextForm, first_bad_byte, no_text_file, usual_separator
 
 _CONLL_LINES = 2000
+_LABELS_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,30 @@ class Proposal:
 
 
 def propose(
-    source: str, out: Path, model: str | None = None, *, wishes: Wishes | None = None, form: TextForm | None = None
+    source: str,
+    out: Path,
+    model: str | None = None,
+    *,
+    wishes: Wishes | None = None,
+    form: TextForm | None = None,
+    counted: Counted | None = None,
 ) -> Proposal:
-    """Look at a source of any kind. out: where the config is to be written; form: what was said of text files.
+    """Look at a source of any kind.
+
+    Args:
+        out: where the config is to be written.
+        form: what was said of text files.
+        counted: what silos' counts propose; its task is taken where none is wished for.
 
     Raises:
-        ConfigError: the source is not there, the model cannot be found or cannot do the task, a wish cannot be met.
-        DataError: the source cannot be read, or has nothing that a task reads.
+        ConfigError: the source is not there, the model cannot be found or cannot do the task, a wish cannot be met, or
+            the counts are of another task.
+        DataError: the source cannot be read, has nothing that a task reads, or labels that the counts do not have.
     """
     check_there(source)
+    counted = counted or Counted("", "")
     wishes, kind = wishes or Wishes(), ModelKind.of(model) if model else ModelKind()
+    wishes = replace(wishes, task=wishes.task or counted.task or None)
     train, splits = split_files(source)
     form = _text_form(files_of(train), form or TextForm())
     with scratch_beside(out) as scratch, open_tables(train, scratch, form) as tables:
@@ -67,7 +83,8 @@ def propose(
         marks = {table.rows.form.separator for table in tables if isinstance(table.rows, TextRows)} - {None}
         usual = {usual_separator(Path(table.name)) for table in tables}
         form = replace(form, separator=marks.pop() if len(marks) == 1 and marks != usual else form.separator)
-        settings = Settings(train, model, kind, splits, out.with_suffix(".jinja"), form)
+        _check_counted(source, found, counted)
+        settings = Settings(train, model, kind, splits, out.with_suffix(".jinja"), form, counted=counted)
         told = [_heading(source, found, tables), *_told(found, settings, source)]
     return Proposal(source, found, settings, told)
 
@@ -80,6 +97,24 @@ def check_there(source: str) -> None:
         raise ConfigError(
             f"{source!r} is no file, no folder with files, and no glob that names one; give what has the rows"
         ) from None
+
+
+def _check_counted(source: str, found: Guess, counted: Counted) -> None:
+    """Raises ConfigError where counts are of another task, DataError where the file has labels that they lack."""
+    if counted.task and found.task != counted.task:
+        raise ConfigError(
+            f"{counted.run} has counts for the task {counted.task}, but {found.task} is asked for; leave --task out, "
+            "or --from-stats"
+        )
+    unknown = [label for label in found.labels if label not in counted.labels]
+    if counted.labels and unknown:
+        named = ", ".join(shortened(label) for label in unknown[:_LABELS_NAMED])
+        more = f" and {len(unknown) - _LABELS_NAMED} more" if len(unknown) > _LABELS_NAMED else ""
+        known = ", ".join(shortened(label) for label in counted.labels[:_LABELS_NAMED])
+        raise DataError(
+            f"{source} has labels that are not in the counts of {counted.run}: {named}{more}; those have {known}. "
+            "Correct the rows, or count anew with all labels"
+        )
 
 
 def name_for(source: str) -> str:

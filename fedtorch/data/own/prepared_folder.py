@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,3 +62,13 @@ def prepared_before(folder: Path, name: str, data: OwnData, settings: Mapping[st
             f"{asked.get(key)!r}; prepare it again, or set {KEY} to null"
         )
     return folder
+
+
+def name_of_rows(data: OwnData, name: str, folder: Path) -> str:
+    """Name for what belongs to the rows of these sources, whatever labels are declared, and whoever is a person.
+
+    folder: where they are prepared, whose name it is if that was done before.
+    """
+    if data.prepared is not None:
+        return folder.name
+    return folder_of(replace(data, labels=(), person=None), name, {}).name

@@ -21,7 +21,7 @@ from fedtorch.core.silo_work import SiloWork
 from fedtorch.core.update import Report
 from fedtorch.privacy.record.held_out import counts_of, noised_count, numbers_of
 from fedtorch.privacy.record.row_digests import bytes_of, digest_of_rows
-from fedtorch.privacy.record.silo import Silo, Training, parts_of
+from fedtorch.privacy.record.silo import OwnSilos, Silo, Training, parts_of
 from fedtorch.privacy.record.steps import LIMIT, NoisedSteps, Place
 from fedtorch.privacy.record.terms import RELATION, Part, SiloTerms, epsilon_of
 from fedtorch.privacy.settings import Persons, PrivacyConfig
@@ -70,8 +70,8 @@ class RecordLevel(Mechanism):
         self.terms, self.settings, self._kept = dict(terms), settings, frozenset(kept)
         self.shows_losses = False
         self.shows_scores = "scores" in settings.reveal
-        self._open_silo, self._units = open_silo, units
-        self._silos: dict[str, Silo] = {}
+        self._units = units
+        self._silos = OwnSilos(open_silo)
         self._digests: dict[str, bytes] = {}
         self._taken: dict[str, int] = {}
 
@@ -83,8 +83,6 @@ class RecordLevel(Mechanism):
         Raises:
             CheckpointError: they are damaged, or not for their owner alone.
         """
-        if client not in self._silos:
-            self._silos[client] = self._open_silo(client)
         return self._silos[client]
 
     def rests(self, client: str, round: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -189,6 +189,18 @@ class Silo:
             ) from error
         self._size = path.stat().st_size
         self._known.append(training)
+
+
+class OwnSilos(dict[str, Silo]):
+    """Silos whose rows are here by their clients' names, each opened, or made, when it is asked for by `[name]`."""
+
+    def __init__(self, open_silo: Callable[[str], Silo]) -> None:
+        super().__init__()
+        self._open = open_silo
+
+    def __missing__(self, client: str) -> Silo:
+        self[client] = found = self._open(client)
+        return found
 
 
 def parts_of(trainings: Iterable[Training]) -> list[Part]:

@@ -37,7 +37,7 @@ def the_scale_has_a_bound(plan: Plan) -> None:
     """Refuse a public scale without a clip, which it follows from, or without a server."""
     if plan.config.privacy.clip is None:
         raise ConfigError("system.sum_scale is public but privacy.clip, which it follows from, is not set; set it")
-    if plan.config.paradigm != "federated":
+    if not plan.config.adds_up:
         raise ConfigError(
             f"{_why(plan)}paradigm is {plan.config.paradigm}, where no server adds up what clients send; set paradigm "
             "to federated"

@@ -46,7 +46,7 @@ def checked_rounds_are_sums(plan: Plan) -> None:
     config, algorithm = plan.config, plan.algorithm
     name = config.algorithm_name or type(algorithm).__name__
     why, instead = "trust.verify is set but ", "choose another algorithm, or remove trust.verify"
-    if config.paradigm != "federated":
+    if not config.adds_up:
         raise ConfigError(f"{why}paradigm is {config.paradigm}, where no server adds up updates; remove trust.verify")
     if isinstance(algorithm, MessageAlgorithm):
         raise ConfigError(f"{why}algorithm.name is {name}, whose clients send compressed messages; {instead}")

@@ -9,6 +9,8 @@ import pytest
 from fedtorch.core.errors import ConfigError
 from fedtorch.privacy.record.terms import SiloTerms, epsilon_of, epsilon_of_rows, noise_for, together
 
+pytestmark = pytest.mark.usefixtures("exact_accounts")
+
 slow = pytest.mark.slow
 
 

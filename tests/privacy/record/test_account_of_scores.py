@@ -8,6 +8,8 @@ import pytest
 
 from fedtorch.privacy.record.terms import HeldOut, SiloTerms, epsilon_of, epsilon_of_counts
 
+pytestmark = pytest.mark.usefixtures("exact_accounts")
+
 
 def held_out(apart: bool = False, **changes: Any) -> HeldOut:
     usual: dict[str, Any] = {"units": {"dev": 50, "test": 60}, "metrics": ("accuracy",), "every": 1, "on_start": False}
