@@ -65,6 +65,7 @@ def whole(config: Config) -> Config:
         stats=_with_ledger(config),
         attack=AttackConfig(),
         compare=None,
+        asynchrony=None,
         system=replace(config.system, sum_scale="reports", ranks_per_worker=1),
     )
 

@@ -52,6 +52,7 @@ def prepare(folder: Path, **changes: Any) -> Path:
         "track": {"progress": "lines", "tensorboard": False},
         "algorithm": {"name": "fedassistant", "topk": {"ratio": 0.1}},
         "client": {"batch_size": 4},
+        "async": {"buffer": 2, "concurrent": 3},
     }
     for key, value in changes.items():
         config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
@@ -99,7 +100,7 @@ def test_without_noise_every_number_is_that_of_the_pooled_rows(exact: Stats, her
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("changes", [{}, {"privacy": SECRET}, {"stats": {"privacy": {"epsilon": 8.0}}}])
+@pytest.mark.parametrize("changes", [{}, {"privacy": SECRET}, {"stats": {"privacy": {"noise_multiplier": 2.0}}}])
 def test_the_same_numbers_on_any_ranks_and_under_masks(here: Path, exact: Stats, changes: dict[str, Any]) -> None:
     one = exact
     if "stats" in changes:
