@@ -16,15 +16,18 @@ from own_rows import BERT, CLIENTS, GPT2, names, weather, write_rows
 from parties import SECRET as SECRET_OF_JOB
 from parties import codes, make_places, run, write_config
 from ranks import run_ranks
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.lifecycle.signals import StopFlag
 from fedtorch.main import main
+from fedtorch.report.stats_page import page
 from fedtorch.setup.counting import units_of
 from fedtorch.setup.plan import Plan
 from fedtorch.stats.counting import SiloCounts, words_of
+from fedtorch.stats.proposals import as_yaml
 from fedtorch.stats.settings import PersonUnit, StatsPrivacy, Words
 from fedtorch.stats.table import Stats
 from fedtorch.tasks.counted import Counted
@@ -125,8 +128,15 @@ def test_a_word_of_one_row_is_in_no_file_of_the_run(here: Path, capfd: pytest.Ca
     assert words is not None and "storm" in words.cells and CANARY not in words.cells
     said = capfd.readouterr()
     assert CANARY not in said.out + said.err
+    (here / "run-stats" / "stats.html").write_text(page(found, as_yaml(found, here / "run-stats")))
     for path in (here / "run-stats").rglob("*"):
         assert not path.is_file() or CANARY.encode() not in path.read_bytes(), path
+    # no round has asked for it: no other word begins with its letter, and one row is too few to go on
+    rule = Plan.of(yaml_config.load(here / "count.yaml"), 1).algorithm.rule  # type: ignore[attr-defined]
+    state = max((here / "run-stats" / "checkpoints").rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    vector = next(tensor for name, tensor in load_file(state).items() if name.endswith("counts")).numpy()
+    asked = [text for round in range(1, rule.plan.rounds) for text in rule.announced(vector, round).get("words", ())]
+    assert len(asked) > 20 and not any(CANARY.encode().startswith(text) for text in asked)
 
 
 def test_small_numbers_and_those_that_would_give_them_away_are_not_shown(here: Path) -> None:
@@ -140,8 +150,11 @@ def test_small_numbers_and_those_that_would_give_them_away_are_not_shown(here: P
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("round", [1, 4])
-def test_a_run_that_is_killed_goes_on_with_the_same_noise_and_no_further_release(here: Path, round: int) -> None:
+@pytest.mark.parametrize("when", ["before its line", "after it"])
+@pytest.mark.parametrize("round", [0, 1, 4])
+def test_a_run_that_is_killed_goes_on_with_the_same_noise_and_no_further_release(
+    here: Path, round: int, when: str
+) -> None:
     promise = {"stats": {"privacy": {"epsilon": 8.0, "unit": {"column": "patient"}, "ledger": str(here / "ledgers")}}}
     prepare(here, **promise, run={"dir": str(here / "whole"), "name": "w"})
     assert main(["--config", str(here / "count.yaml")]) == 0
@@ -155,9 +168,12 @@ def test_a_run_that_is_killed_goes_on_with_the_same_noise_and_no_further_release
         release, calls = counts.NoisedCounts.release, [0]
 
         def dies(self: Any, *args: Any) -> None:
-            release(self, *args)
             calls[0] += 1
-            if calls[0] == 3 * round + 2:  # a silo's line is on the disk, and its numbers have not left
+            is_now = calls[0] == 3 * round + 2
+            if is_now and when == "before its line":
+                os.kill(os.getpid(), signal.SIGKILL)
+            release(self, *args)
+            if is_now:  # the silo's line is on the disk, and its numbers have not left
                 os.kill(os.getpid(), signal.SIGKILL)
 
         counts.NoisedCounts.release = dies  # type: ignore[method-assign]
@@ -248,8 +264,6 @@ def test_rows_of_two_silos_are_counted_and_their_digests_are_nowhere(here: Path)
     assert recur is not None and dict(zip(recur.cells, recur.pooled, strict=True)) == {
         "north, south": 7.0, "north, west": 1.0, "south, west": 0.0}  # fmt: skip
     state = max((here / "run-stats" / "checkpoints").rglob("*.safetensors"), key=lambda path: path.stat().st_size)
-    from safetensors.torch import load_file
-
     vector = next(tensor for name, tensor in load_file(state).items() if name.endswith("counts"))
     rule = Plan.of(yaml_config.load(folder / "count.yaml"), 1).algorithm.rule  # type: ignore[attr-defined]
     assert not vector[rule.plan.of("digests").start : rule.plan.of("digests").stop].any()
