@@ -19,6 +19,7 @@ from fedtorch.comm.local import LocalCommunicator
 from fedtorch.comm.sums import early_sides, local_updates
 from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.server_updates import Exchange
+from fedtorch.comm.transport.update_memory import LEAST_BYTES
 from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.seeds import generator_for
@@ -270,3 +271,17 @@ def test_an_announcement_that_cannot_be_names_the_rank_that_made_it(kind: str, t
     assert server[0] == PreflightError.__name__
     assert "the note of rank 1 of a part that it sends early" in server[1]
     assert all(kind and "rank 2" not in text for kind, text in others)
+
+
+def long_round(folder: str, exchange: Exchange) -> Any:
+    globals()["SIZE"] = LEAST_BYTES // 4
+    with DistributedCommunicator.join(NAMES, timeout_s=30, exchange=exchange) as comm:
+        comm.preflight({"config": "same"})
+        return one_round(comm, HOMES[3], folder, "")
+
+
+def test_what_is_added_up_where_it_lies_is_not_sent_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "SIZE", LEAST_BYTES // 4)
+    whole = one_round(LocalCommunicator(NAMES), [0] * 7, str(tmp_path / "alone"), "")[0]
+    assert run_ranks(long_round, 3, str(tmp_path / "auto"), "auto")[0] == (whole, [])
+    assert run_ranks(long_round, 3, str(tmp_path / "send"), "send")[0] == (whole, [True])
