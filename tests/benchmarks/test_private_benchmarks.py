@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
 
 from benchmarks.checked_rounds import main as checked_main
+from benchmarks.known_scale import main as known_scale_main
 from benchmarks.private_rounds import ADAPTER, CASES, KINDS, config_of
 from benchmarks.private_rounds import main as rounds_main
 from benchmarks.private_utility import MODELS, accuracy, promise_of
@@ -60,3 +61,12 @@ def test_rounds_that_silos_check_are_put_beside_those_with_a_secret(tmp_path: Pa
     records = json.loads((tmp_path / "out.json").read_text())
     assert [record["kind"] for record in records] == ["secret", "keys", "0.05", "all"]
     assert all(record["cpu_s_ratio"] > 0 for record in records)
+
+
+@pytest.mark.slow
+def test_rounds_at_a_known_scale_are_put_beside_those_by_reports(tmp_path: Path) -> None:
+    words = ["--tiny", "--ranks", "2", "--rounds", "1", "--repeat", "1", "--json", str(tmp_path / "out.json")]
+    assert known_scale_main(words) == 0
+    records = json.loads((tmp_path / "out.json").read_text())
+    assert [record["kind"] for record in records] == ["reports", "previous", "asynchronous"]
+    assert all(record["ratio"] > 0 for record in records) and records[0]["ratio"] == 1.0

@@ -86,9 +86,9 @@ def distributed_round(homes: list[int], folder: str, without: str, exchange: Exc
     narrow_windows()
     with DistributedCommunicator.join(NAMES, timeout_s=30, exchange=exchange) as comm:
         comm.preflight({"config": "same"})
-        if break_it == "sockets":
+        if exchange == "auto":  # in memory that they share nothing is sent early
             comm._store.shares_memory = False
-        elif break_it:
+        if break_it not in ("", "sockets"):
             BREAKS[break_it](comm)
         first = one_round(comm, homes, folder, without)
         if not break_it and first is not None:
@@ -273,15 +273,18 @@ def test_an_announcement_that_cannot_be_names_the_rank_that_made_it(kind: str, t
     assert all(kind and "rank 2" not in text for kind, text in others)
 
 
-def long_round(folder: str, exchange: Exchange) -> Any:
-    globals()["SIZE"] = LEAST_BYTES // 4
+def in_memory(folder: str, exchange: Exchange, size: int) -> Any:
+    globals()["SIZE"] = size
     with DistributedCommunicator.join(NAMES, timeout_s=30, exchange=exchange) as comm:
         comm.preflight({"config": "same"})
         return one_round(comm, HOMES[3], folder, "")
 
 
-def test_what_is_added_up_where_it_lies_is_not_sent_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "SIZE", LEAST_BYTES // 4)
+@pytest.mark.parametrize("size", [SIZE, LEAST_BYTES // 4])
+def test_what_lies_in_memory_that_all_can_read_is_not_sent_early(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "SIZE", size)
     whole = one_round(LocalCommunicator(NAMES), [0] * 7, str(tmp_path / "alone"), "")[0]
-    assert run_ranks(long_round, 3, str(tmp_path / "auto"), "auto")[0] == (whole, [])
-    assert run_ranks(long_round, 3, str(tmp_path / "send"), "send")[0] == (whole, [True])
+    assert run_ranks(in_memory, 3, str(tmp_path / "auto"), "auto", size)[0] == (whole, [])
+    assert run_ranks(in_memory, 3, str(tmp_path / "send"), "send", size)[0] == (whole, [True])

@@ -171,11 +171,15 @@ def send_early(when: Callable[..., None]) -> None:
     when(early_sides, "send_sum", lambda aggregation, *args: aggregation.round == ROUND)
 
 
+EARLY = SystemConfig(sum_scale="previous")
+
+
 def as_rank(folder: str, phase: str, changes: dict[str, Any]) -> tuple[Result, frozenset[int]]:
     rank = int(os.environ["RANK"])
     if rank == VICTIM:
         arm(phase)
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=20, recovers=True) as comm:
+    way: Any = "send" if changes.get("system") == EARLY else "auto"  # in memory nothing is sent early
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=20, exchange=way, recovers=True) as comm:
         comm.preflight({})
         return pinned(make_runner(config(folder, **changes), comm)).run(), comm.lost
 
@@ -231,7 +235,7 @@ def test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process(
 
 @pytest.mark.parametrize("phase", ["train", "announced", "sent early", "sent as a sum", "sums", "report"])
 def test_where_updates_travel_early_the_rest_goes_on_as_in_one_process(phase: str, tmp_path: Path) -> None:
-    changes = {"system": SystemConfig(sum_scale="previous")}
+    changes = {"system": EARLY}
     expected = alone(tmp_path / "alone", FAILS, **changes)
     outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), phase, changes).join(timeout=90)
     assert [o.exit_code for o in outcomes] == [0, 0, -signal.SIGKILL, 0], [o.error for o in outcomes]

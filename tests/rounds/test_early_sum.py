@@ -53,7 +53,7 @@ def run(folder: str, changes: dict[str, Any], fault: str = "") -> Any:
     if fault:
         os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=fault)
     took = count_sums()
-    with DistributedCommunicator.join(tuple(TASK.clients), timeout_s=30) as comm:
+    with DistributedCommunicator.join(tuple(TASK.clients), 30, "send") as comm:  # in memory nothing is sent early
         comm.preflight({})
         result = make_runner(config_of(folder, **changes), comm).run()
         return result.digest, result.scores, took
@@ -88,7 +88,7 @@ def test_a_client_that_is_refused_makes_the_round_be_summed_anew(tmp_path: Path)
 def stopped(folder: str) -> list[bool]:
     """Rank 1 is asked to stop in the third round, when it has trained a client."""
     took = count_sums()
-    with DistributedCommunicator.join(tuple(TASK.clients), timeout_s=30) as comm:
+    with DistributedCommunicator.join(tuple(TASK.clients), 30, "send") as comm:  # in memory nothing is sent early
         comm.preflight({})
         asked: list[int] = []
 

@@ -25,11 +25,10 @@ from fedtorch.comm.sums.sending_pace import SendingPace
 from fedtorch.comm.transport.digests import WindowDigest
 from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.process_group import Transfer
-from fedtorch.comm.transport.update_memory import LEAST_BYTES
 from fedtorch.comm.transport.window_memory import give_back, start_take
 from fedtorch.comm.transport.windows import SUM_DTYPE, windows
 from fedtorch.core.names import Names
-from fedtorch.core.update import Report, UpdateBuffer
+from fedtorch.core.update import Report
 
 log = logging.getLogger(__name__)
 
@@ -214,8 +213,8 @@ def begin_early(
 ) -> Early | None:
     """Begin, on all ranks alike; None on all of them where it would not help, or the server has no scale.
 
-    It does not help where updates are added up where they lie, in slices: sending them costs the training its cores and
-    memory, and the sum waits for nothing that is sent.
+    It does not help where ranks share memory: sending costs the training its cores, and a sum from memory that all can
+    read waits for nothing that is sent.
 
     exponent: of the scale; only the server's counts. exchange: `system.exchange`. ranks: see `Communicator`. former: of
     an earlier round.
@@ -226,7 +225,7 @@ def begin_early(
         return None
     most = own * local.size * SUM_DTYPE.itemsize if group.rank else 0
     group.agree(Op.EARLY, round=aggregation.round, length=local.size, dtype=local.dtype, num_bytes=most)
-    is_late = exchange == "auto" and aggregation.reads_in_place and sliced(local)
+    is_late = exchange == "auto" and aggregation.reads_in_place
     told = torch.tensor([exponent is not None and not is_late, exponent or 0], dtype=torch.int64)
     group.broadcast_numbers(told)
     is_known, servers = told.tolist()
@@ -236,9 +235,3 @@ def begin_early(
     if group.rank:
         return EarlySender(aggregation, store, SumScale(servers), pace)
     return EarlyReceiver(aggregation, store, SumScale(servers), pace, ranks)
-
-
-def sliced(local: UpdateBuffer) -> bool:
-    """Are updates long and plain enough that all ranks of a machine add up a slice of each where it is?"""
-    is_plain = local.dtype == local.sum_dtype == torch.float32
-    return is_plain and local.size * local.dtype.itemsize >= LEAST_BYTES
