@@ -28,7 +28,7 @@ class StalenessConfig:
     b: Whole | None = None
     """Largest τ that counts whole, of hinge and threshold; null: 4."""
     after: Annotated[float, Field(ge=0, le=1)] | None = None
-    """What older updates count with threshold; null: 0, which makes them arrivals of weight 0."""
+    """Factor of older updates, of threshold; null: 0, which makes them arrivals of weight 0."""
 
     def __post_init__(self) -> None:
         used = {"polynomial": ("a",), "hinge": ("a", "b"), "threshold": ("b", "after")}.get(self.kind, ())
@@ -60,17 +60,17 @@ class DurationConfig:
     """half_normal: min + |N(0, sd)| (FLSim); log_normal: min + median · exp(N(0, sd)); table: `seconds` of each client;
     rows: `per_row` for each row that the client trains on."""
     sd: Positive | None = None
-    """Of half_normal in seconds, of log_normal of the logarithm; null: 1."""
+    """Deviation of half_normal in seconds, that of log_normal of the logarithm; null: 1."""
     min: Seconds | None = None
     """Seconds that every training takes at least, of half_normal and log_normal; null: 0.01."""
     median: Annotated[float, Field(gt=0, le=_LONGEST_S)] | None = None
-    """Of log_normal, beyond `min`, in seconds; null: 1."""
+    """Median of log_normal, beyond `min`, in seconds; null: 1."""
     seconds: dict[str, Annotated[float, Field(gt=0, le=_LONGEST_S)]] = field(default_factory=dict)
-    """Of table: client -> seconds."""
+    """Table of durations: client -> seconds."""
     per_row: Annotated[float, Field(gt=0, le=_LONGEST_S)] | None = None
-    """Of rows: seconds for a row, times the client's rows and epochs, or the rows of `client.steps`; null: 0.001."""
+    """Seconds for a row, of rows: times the client's rows and epochs, or the rows of `client.steps`; null: 0.001."""
     per: Literal["visit", "client"] = "visit"
-    """Of half_normal and log_normal. visit: drawn anew for every training; client: once for each client."""
+    """How often half_normal and log_normal draw. visit: anew for every training; client: once for each client."""
 
     def __post_init__(self) -> None:
         used = {
@@ -105,7 +105,7 @@ class ClockConfig:
     """virtual: durations that are drawn before anything is trained, so that who trains when is known then; real: who is
     done first, which RUN/arrivals.jsonl then has."""
     duration: Annotated[DurationConfig, Named("half_normal", keys=("kind",))] = DurationConfig()
-    """Of one client's training, by the virtual clock."""
+    """Duration of one client's training, by the virtual clock."""
 
     def __post_init__(self) -> None:
         if self.kind == "real" and self.duration != DurationConfig():
@@ -124,7 +124,7 @@ class AsyncConfig:
     concurrent: Count
     """Clients that train at a time (M)."""
     staleness: Annotated[StalenessConfig, Named("constant", keys=("kind",))] = StalenessConfig()
-    """What an update counts that starts from an older version."""
+    """Factor of an update that starts from an older version."""
     normalise: Literal["count", "weights"] = "count"
     """What the sum of a buffer is divided by. count: the clients' own weights, so that stale buffers take smaller steps
     (FedBuff); weights: these times what staleness leaves of them (FLSim)."""

@@ -81,6 +81,14 @@ class SiloWork:
         return _Hidden(self.declared)
 
 
+def by_person(persons: Sequence[str]) -> list[tuple[int, ...]]:
+    """Places of each person's rows, persons in the order of their first rows."""
+    found: dict[str, list[int]] = {}
+    for place, person in enumerate(persons):
+        found.setdefault(person, []).append(place)
+    return [tuple(places) for places in found.values()]
+
+
 class _Hidden(Sequence[Any]):
     def __init__(self, declared: int) -> None:
         self._declared = declared

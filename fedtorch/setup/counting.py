@@ -9,6 +9,7 @@ from typing import Any
 from fedtorch.algorithms.counts import Counts, CountsByRound
 from fedtorch.config.schema import Config
 from fedtorch.core.client import folder_name
+from fedtorch.core.silo_work import by_person
 from fedtorch.privacy.accounting import least_noise
 from fedtorch.privacy.counts import Cells, CountsLevel, CountTerms
 from fedtorch.privacy.public_sum import Masking
@@ -99,10 +100,7 @@ def units_of(settings: StatsPrivacy | None, task: Counted, client: str, rows: in
         return [range(rows)] if rows else []
     if unit == "row":
         return [(at,) for at in range(rows)]
-    found: dict[str, list[int]] = {}
-    for at, person in enumerate(task.persons(client)):
-        found.setdefault(person, []).append(at)
-    return list(found.values())
+    return [*by_person(task.persons(client))]
 
 
 def ledgers_folder(config: Config, task: Counted) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedtorch.core.client import folder_name
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.silo_work import by_person
 from fedtorch.privacy.ledger import FOLDER
 from fedtorch.privacy.public_sum import Masking
 from fedtorch.privacy.record.level import RecordLevel
@@ -153,11 +154,3 @@ def silos_folder(plan: Plan) -> Path:
     if isinstance(plan.task, InFolder):
         return plan.task.ledgers
     return config.folder / FOLDER / "silos"
-
-
-def by_person(persons: Sequence[str]) -> list[tuple[int, ...]]:
-    """Places of each person's rows, persons in the order of their first rows."""
-    found: dict[str, list[int]] = {}
-    for place, person in enumerate(persons):
-        found.setdefault(person, []).append(place)
-    return [tuple(places) for places in found.values()]

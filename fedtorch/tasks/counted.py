@@ -21,6 +21,7 @@ from fedtorch.tasks.base import Task
 from fedtorch.tasks.causal_lm import CausalLM
 from fedtorch.tasks.judged_task import JudgedTask
 from fedtorch.tasks.own import OwnTask
+from fedtorch.tasks.own_overview import lengths_of_texts
 from fedtorch.tasks.text_classification import TextClassification
 from fedtorch.tasks.token_classification import TokenClassification
 from fedtorch.text.pretrained import tokenizer_digest
@@ -28,7 +29,6 @@ from fedtorch.text.pretrained import tokenizer_digest
 ROLES = ("system", "user", "assistant", "tool")
 NO_TOKENIZER = "none"
 """In place of a tokenizer's name in a task whose tokens are not counted, so that none is trained on its rows."""
-_AT_ONCE = 1000  # texts that are tokenised together
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class Counted(Task):
         split: not looked at.
         """
         rows = [(name, row) for name in self._splits(client) for row in self._here.rows(client, name)]
-        lengths = self._tokens([row for _, row in rows])
+        there = [row for _, row in rows]
+        lengths = lengths_of_texts(self.rows_of, there) if has_tokens(self.rows_of) else [None] * len(rows)
         return [self._row(name, row, length) for (name, row), length in zip(rows, lengths, strict=True)]
 
     def persons(self, client: str, split: str = "train") -> list[str]:
@@ -101,18 +102,6 @@ class Counted(Task):
         roles = tuple(str(message.get("role")) for message in row.get("messages", ()))
         is_empty = not any(letter.isalnum() for text in texts for letter in text)
         return CountedRow(split, content_digest(texts), texts, labels, tokens, is_empty, roles, sides)
-
-    def _tokens(self, rows: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Tokens of each row before anything is cut, all its texts together."""
-        if not has_tokens(self.rows_of):
-            return [None] * len(rows)
-        found: list[int | None] = []
-        for start in range(0, len(rows), _AT_ONCE):
-            texts = [self.rows_of.texts_read(row) for row in rows[start : start + _AT_ONCE]]
-            flat = [text for own in texts for text in own]
-            ids = iter(self.rows_of.vocabulary(flat, verbose=False).input_ids if flat else ())
-            found += [sum(len(next(ids)) for _ in own) for own in texts]
-        return found
 
 
 class _Nothing(nn.Module):

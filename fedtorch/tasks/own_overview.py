@@ -169,16 +169,17 @@ def _lengths(
     once more, the others count as one token too long; None: all.
     """
     if not examples:
-        return _lengths_of_texts(task, rows)
+        return lengths_of_texts(task, rows)
     each = task.read_lengths(examples)
     is_whole = [all(size < most for size, most in zip(sizes, task.longest, strict=True)) for sizes in each]
     full = [row for row, whole in zip(rows, is_whole, strict=True) if not whole]
-    found = _lengths_of_texts(task, full[:again])
+    found = lengths_of_texts(task, full[:again])
     uncut = iter([*found, *[task.max_length + 1] * (len(full) - len(found))])
     return [sum(sizes) if whole else next(uncut) for sizes, whole in zip(each, is_whole, strict=True)]
 
 
-def _lengths_of_texts(task: OwnTask, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+def lengths_of_texts(task: OwnTask, rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Tokens of each row before anything is cut, all its texts together."""
     found = list[int]()
     for start in range(0, len(rows), 1000):
         texts = [task.texts_read(row) for row in rows[start : start + 1000]]

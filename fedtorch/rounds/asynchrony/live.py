@@ -6,9 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import astuple
-from functools import partial
-
-import torch
 
 from fedtorch.core.client import Client
 from fedtorch.core.update import Report
@@ -155,13 +152,3 @@ class LiveTrainer(JobTrainer):
 
     def _note_plan(self, following: int) -> None:
         """Nothing: the file of arrivals is checked line by line."""
-
-    def _share_versions(self) -> None:
-        """After a restore: the server's older versions to all ranks, for nobody knows who will train what."""
-        context = self.context
-        for version in self.federation.live(context.round)[:-1]:
-            flat = context.versions.get(version) if context.comm.is_server else torch.zeros_like(context.vectors.flat)
-            context.members.barrier("versions", may_stop=False)
-            context.members.retry_on_loss("versions", partial(context.comm.broadcast, flat))
-            if not context.comm.is_server:
-                context.versions.keep(version, flat)

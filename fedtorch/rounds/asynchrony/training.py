@@ -215,7 +215,7 @@ class JobTrainer(ClientTrainer):
     def _share_versions(self) -> None:
         """After a restore: the server's older versions to all ranks that need them."""
         context = self.context
-        for version in self.plan.live(context.round)[:-1]:
+        for version in self.known.live(context.round)[:-1]:
             flat = context.versions.get(version) if context.comm.is_server else torch.zeros_like(context.vectors.flat)
             context.members.barrier("versions", may_stop=False)
             context.members.retry_on_loss("versions", partial(context.comm.broadcast, flat))
