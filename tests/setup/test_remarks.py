@@ -67,9 +67,9 @@ def test_rows_in_order_are_not_remarked_on(folder: Path) -> None:
 def test_many_long_rows_are_not_read_a_second_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, [row(i, note="scan of " * 30) for i in range(80)])
     task: Any = load("notes.yaml").task
-    again, read = list[int](), own_overview._lengths_of_texts
+    again, read = list[int](), own_overview.lengths_of_texts
     monkeypatch.setattr(own_overview, "READ_AGAIN", 2)
-    monkeypatch.setattr(own_overview, "_lengths_of_texts", lambda *of: again.append(len(of[1])) or read(*of))
+    monkeypatch.setattr(own_overview, "lengths_of_texts", lambda *of: again.append(len(of[1])) or read(*of))
     assert own_overview.remarks(task, ["north", "west"]) == [
         "100.0% of the rows are longer than task.max_length and are cut"
     ]
