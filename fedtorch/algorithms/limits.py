@@ -44,8 +44,8 @@ class Limits:
     why_not_sampled: str = ""
     """why all clients take part in every round; empty: a round may be of some"""
     why_not_rounded: str = ""
-    """why its updates cannot travel in 4 bits a number (`exchange.bits`), though they are one vector and add up; empty:
-    they can. Only differences are small enough beside what they change"""
+    """why its updates cannot travel in fewer bits (`exchange.bits`), though they are one vector and add up; empty: they
+    can. Only differences are small enough beside what they change"""
     why_not_record: str | None = None
     """why it cannot keep the privacy of rows (`privacy.kind: record`); None: what `algorithms.sums.why_not_record`
     finds of the class. With it all that leaves a client is a function of what it received, of public numbers and of the

@@ -9,10 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedtorch.compression.compressors import Feedback, with_feedback
+from fedtorch.compression.compressors import Compressor, Feedback, with_feedback
 from fedtorch.compression.four_bits import FourBits
 from fedtorch.compression.payload import HEADER_BYTES
 from fedtorch.compression.settings import ExchangeConfig
+from fedtorch.compression.sixteen_bits import SixteenBits
 from fedtorch.core.norms import norm_and_max
 from fedtorch.core.places import Places
 from fedtorch.core.state_keys import LEFT_OUT
@@ -35,7 +36,8 @@ class Packing:
     def __init__(self, settings: ExchangeConfig, layout: Layout, places: SentPlaces = _all) -> None:
         """layout: of the one vector that clients send. places: client -> which of its numbers travel in this round."""
         self.layout, self._rule, self._places = layout, _FEEDBACK[settings.error_feedback], places
-        self._compressor = FourBits(settings.rounding)
+        is_half = settings.bits == 16
+        self._compressor: Compressor = SixteenBits() if is_half else FourBits(settings.rounding or "chance")
         self.message_bytes = self._bytes_of(layout)
         """of a message about a whole vector, the longest that there is"""
 

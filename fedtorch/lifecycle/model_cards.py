@@ -64,6 +64,7 @@ def _facts(config: Config, usage: Mapping[str, str], results: Mapping[str, Any],
         code=usage["code"],
         start=usage["start"],
         algorithm=config.paradigm if config.paradigm == "local" else config.algorithm_name,
+        rounded=_rounded(config),
         rounds=results["rounds"],
         best_round=results["best_round"],
         clients=_clients(said) if said else sum(size > 0 for size in examples.values()),
@@ -87,6 +88,10 @@ def _clients(said: Mapping[str, Any]) -> int:
     """How many clients a promise was made to."""
     found: int = said["clients"] if "clients" in said else len(said["silos"])
     return found
+
+
+def _rounded(config: Config) -> str:
+    return "" if (bits := config.exchange.bits) == 32 else f" with updates of {bits} bits a number"
 
 
 def _attack(config: Config) -> str:

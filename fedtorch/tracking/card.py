@@ -47,6 +47,8 @@ class CardFacts:
     """what protected clients"""
     checked: str = ""
     """what parties have checked of the server's work; empty: nothing"""
+    rounded: str = ""
+    """in how many bits updates travelled, where they were rounded: what follows the algorithm's name"""
     attack: str = ""
     """how some of them cheated, on purpose: the end of a sentence"""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +106,7 @@ def _table(facts: CardFacts) -> list[tuple[str, str]]:
     return [
         ("task", f"`{facts.task}`"),
         ("began with", facts.start),
-        ("trained by", f"`{facts.algorithm}`, {facts.rounds} rounds, {best}"),
+        ("trained by", f"`{facts.algorithm}`{facts.rounded}, {facts.rounds} rounds, {best}"),
         ("trained on", f"{rows} of {facts.clients} clients{facts.attack}"),
         ("protection", facts.privacy),
         *([("checked", facts.checked)] if facts.checked else []),

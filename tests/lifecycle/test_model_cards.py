@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedtorch.compression.settings import ExchangeConfig
 from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
 from fedtorch.lifecycle.model_cards import write_cards
@@ -61,6 +63,13 @@ def test_a_clients_model_has_its_own_scores(config: Config, tmp_path: Path) -> N
     out = model(tmp_path / "out")  # as `fedtorch export RUN --client north --out out` writes it
     write_cards(config, tmp_path, out, "north")
     assert (out / "README.md").read_text() == text
+
+
+def test_a_card_says_how_updates_were_rounded(config: Config, tmp_path: Path) -> None:
+    for bits, said in ((32, "`fedavg`, 2 rounds"), (16, "`fedavg` with updates of 16 bits a number, 2 rounds")):
+        folder = model(tmp_path / str(bits))
+        write_cards(replace(config, exchange=ExchangeConfig(bits=bits)), tmp_path, folder)
+        assert said in (folder / "README.md").read_text()
 
 
 def test_a_task_that_does_not_say_how_it_loads_gets_none(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Updates of 4 bits in a run: what travels, what stays with the client, and what a failure leaves."""
+"""Updates in fewer bits in a run: what travels, what stays with the client, and what a failure leaves."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ WIDTH = 1000
 CLIENTS = {"a": (0.3, 1.0, 4), "b": (0.5, -2.0, 6), "c": (0.2, 3.0, 5)}
 TASK = Quadratic(clients=CLIENTS, start=tuple(0.001 * i for i in range(WIDTH)), noise=0.5, double=False)
 CHANCE, FEEDBACK = ExchangeConfig(bits=4), ExchangeConfig(bits=4, error_feedback=True)
+HALF = ExchangeConfig(bits=16)
 
 
 def runner_of(folder: Path, **changes: Any) -> Any:
@@ -49,11 +50,12 @@ def runner_of(folder: Path, **changes: Any) -> Any:
     return make_runner(make_config(folder, changes.pop("task"), changes.pop("algorithm"), **changes))
 
 
-def test_half_a_byte_a_number_travels(tmp_path: Path) -> None:
-    runner = runner_of(tmp_path, exchange=CHANCE)
+@pytest.mark.parametrize(("exchange", "length"), [(CHANCE, WIDTH // 2 + 1), (HALF, 2 * WIDTH)], ids=["4", "16"])
+def test_fewer_bytes_travel(exchange: ExchangeConfig, length: int, tmp_path: Path) -> None:
+    runner = runner_of(tmp_path, exchange=exchange)
     runner.run()
     sent = runner.context.comm.meter.totals()
-    assert sent["aggregate/bytes_up"] == 2 * 3 * (HEADER_BYTES + WIDTH // 2 + 1)
+    assert sent["aggregate/bytes_up"] == 2 * 3 * (HEADER_BYTES + length)
     plain = runner_of(tmp_path / "plain", exchange=ExchangeConfig())
     plain.run()
     dense = plain.context.comm.meter.totals()
@@ -74,6 +76,20 @@ def test_the_server_steps_along_what_was_sent(tmp_path: Path) -> None:
     step = 2.0 ** torch.ceil(torch.log2(full.abs().max() / 7))
     torch.testing.assert_close(sent, (full / step).round() * step, atol=2e-7, rtol=0)
     assert float((sent - full).abs().max()) > 0.3 * float(step)
+
+
+def test_with_16_bits_it_steps_along_bfloat16(tmp_path: Path) -> None:
+    """One client and one round: the update is start − weights as the server has them, each number its nearest."""
+    task = Quadratic(clients={"a": (0.3, 1.0, 4)}, start=tuple(0.001 * i for i in range(WIDTH)), double=False)
+    plain, half = (
+        runner_of(tmp_path / str(exchange.bits), task=task, exchange=exchange, rounds=1)
+        for exchange in (ExchangeConfig(), HALF)
+    )
+    plain.run(), half.run()
+    start = torch.tensor(task.start)
+    full, sent = start - plain.context.vectors.weights, start - half.context.vectors.weights
+    torch.testing.assert_close(sent, full.bfloat16().float(), atol=3e-7, rtol=2**-8)
+    assert 1e-4 < float((sent - full).norm() / full.norm()) < 2**-8
 
 
 def test_with_feedback_nothing_is_lost(tmp_path: Path) -> None:
@@ -124,10 +140,10 @@ def test_a_client_that_fails_or_is_refused_keeps_what_it_had(tmp_path: Path) -> 
         assert torch.equal(other.context.store.get("a").tensors[LEFT_OUT], before), name
 
 
-@pytest.mark.parametrize("calls", [5, 9, 14])
-def test_an_interrupted_run_has_the_bits_of_one_that_was_not(calls: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("calls", "bits"), [(5, 4), (9, 4), (14, 4), (9, 16)])
+def test_an_interrupted_run_has_the_bits_of_one_that_was_not(calls: int, bits: Any, tmp_path: Path) -> None:
     settings = {
-        "exchange": FEEDBACK,
+        "exchange": ExchangeConfig(bits=bits, error_feedback=True),
         "checkpoint": CheckpointConfig(every=1),
         "server": ServerConfig(optimizer="sgd", lr=0.7, momentum=0.9, nesterov=True),
         "rounds": 4,
@@ -172,8 +188,9 @@ def test_a_checkpoint_without_what_clients_had_left_is_refused(tmp_path: Path) -
     ],
 )
 def test_what_cannot_be_rounded_is_refused(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"exchange.bits is 4 but .*{why}"):
-        runner_of(tmp_path, exchange=CHANCE, **changes)
+    for exchange in (CHANCE, HALF):
+        with pytest.raises(ConfigError, match=f"exchange.bits is {exchange.bits} but .*{why}"):
+            runner_of(tmp_path, exchange=exchange, **changes)
 
 
 @pytest.mark.parametrize(

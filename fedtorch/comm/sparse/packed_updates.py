@@ -16,7 +16,7 @@ from fedtorch.core.norms import is_finite, norm_and_max
 from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import Layout
 
-_NO_WINDOWS = "updates of 4 bits come one by one, not side by side in windows; set exchange.bits to 32"
+_NO_WINDOWS = "updates in fewer bits come one by one, not side by side in windows; set exchange.bits to 32"
 
 
 class PackedUpdates:
