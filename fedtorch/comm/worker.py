@@ -18,7 +18,7 @@ from fedtorch.core import devices
 from fedtorch.core.errors import FedtorchError, PeerError, PreflightError
 
 _MAGIC = 0x776F_726B_6572  # "worker"
-_NUMBERS = 6
+_NUMBERS = 10
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int64)
 
 
@@ -162,7 +162,7 @@ class WorkerGroup:
         return values
 
     def send(self, tensor: Tensor, about: Sequence[int] = ()) -> None:
-        """Send a tensor, and at most four integers about it, to the other rank of a worker of two, which is to call
+        """Send a tensor, and at most eight integers about it, to the other rank of a worker of two, which is to call
         `receive`; returns once it was received, over NCCL once it will be. The tensor may be on any device.
         """
         way = Way.of(tensor.device, self.backend)
@@ -176,7 +176,7 @@ class WorkerGroup:
             self._guard(lambda: dist.send(flat, 1 - self.rank))
 
     def receive(self) -> tuple[Tensor, list[int]]:
-        """Receive what the other rank of a worker of two sends, flat, and four integers about it.
+        """Receive what the other rank of a worker of two sends, flat, and eight integers about it.
 
         On this rank's GPU if it went from one to the other, else on the CPU.
         """

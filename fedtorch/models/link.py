@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Protocol
 
 import torch
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from fedtorch.core.errors import FedtorchError
 
-HEADER_BYTES = 32  # int64 turn, rows, tokens, flag
+HEADER_BYTES = 32  # int64 turn, rows, tokens, flag: what differs between increments
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ class Peer(Protocol):
         ...
 
     def send(self, tensor: Tensor, about: Sequence[int] = ()) -> None:
-        """Send a tensor and at most four integers about it; returns once the other rank has received it."""
+        """Send a tensor and at most eight integers about it; returns once the other rank has received it."""
         ...
 
     def receive(self) -> tuple[Tensor, list[int]]:
-        """Receive what the other rank sends: a flat tensor and four integers."""
+        """Receive what the other rank sends: a flat tensor and eight integers."""
         ...
 
     def all_gather_floats(self, values: Sequence[float]) -> list[list[float]]:
@@ -59,7 +61,7 @@ class Peer(Protocol):
 
 
 class Link(Protocol):
-    """One end of the connection between two sides. Between ranks: header, then mask, then data, point to point."""
+    """One end of the connection between two sides. Between ranks: one message for each increment."""
 
     def send(self, increment: Increment) -> None:
         """Hand an increment to the other end; does not wait for it to be received."""
@@ -124,7 +126,8 @@ def link_pair(traffic: Traffic) -> tuple[QueueLink, QueueLink]:
 class RankLink:
     """One end of a link between the two ranks of a worker; counts what is sent and what is received.
 
-    An increment travels as its mask with (turn, rows, tokens, is_last), then its data with (layers, heads, head_dim).
+    An increment travels as one message: the bytes of its data and, behind them, of its mask, with (turn, rows, tokens,
+    is_last, layers, heads, head_dim, place of the data's dtype in `_DTYPES`).
     """
 
     peer: Peer
@@ -135,25 +138,25 @@ class RankLink:
     def send(self, increment: Increment) -> None:
         """Send, and wait until the other rank has received it, which has nothing else to do then."""
         layers, _, rows, heads, tokens, width = increment.data.shape
-        self.peer.send(increment.mask, (increment.turn, rows, tokens, int(increment.is_last)))
-        self.peer.send(increment.data, (layers, heads, width))
+        kind = _DTYPES.index(increment.data.dtype)
+        parts = [part.detach().contiguous().view(-1).view(torch.uint8) for part in (increment.data, increment.mask)]
+        self.peer.send(
+            torch.cat(parts), (increment.turn, rows, tokens, int(increment.is_last), layers, heads, width, kind)
+        )
         self.traffic.count(increment, is_physical=True)
 
     def receive(self) -> Increment:
-        """Receive an increment from the other rank."""
-        mask, (turn, rows, tokens, is_last) = self.peer.receive()
-        data, (layers, heads, width, _) = self.peer.receive()
+        """Receive an increment from the other rank, its mask where its data are."""
+        came, (turn, rows, tokens, is_last, layers, heads, width, kind) = self.peer.receive()
         shape = (layers, 2, rows, heads, tokens, width)
-        is_increment = mask.dtype == torch.uint8 and data.is_floating_point()
-        if (
-            not is_increment
-            or mask.numel() != rows * tokens
-            or data.numel() != layers * 2 * rows * heads * tokens * width
-        ):
+        dtype = _DTYPES[kind] if 0 <= kind < len(_DTYPES) else None
+        num_bytes = 0 if dtype is None else prod(shape) * dtype.itemsize
+        if dtype is None or came.dtype != torch.uint8 or came.numel() != num_bytes + rows * tokens:
             raise FedtorchError(
-                f"{data.numel()} numbers ({data.dtype}) and a mask of {mask.numel()} ({mask.dtype}) arrived; their "
-                f"header says {shape}: the two ranks do not walk through the same batch"
+                f"{came.numel()} numbers ({came.dtype}) arrived; their header says {shape} of {dtype} and a mask of "
+                f"{rows * tokens}: the two ranks do not walk through the same batch"
             )
+        data, mask = came[:num_bytes].view(dtype), came[num_bytes:]
         increment = Increment(turn, bool(is_last), mask.view(rows, tokens), data.view(shape))
         self.traffic.count(increment, is_physical=True)
         return increment

@@ -278,7 +278,7 @@ def operations() -> list[Any]:
 def test_what_ranks_of_a_worker_agree_on() -> None:
     leader, other = run_ranks(operations, 2)
     assert leader[:3] == other[:3] == [True, False, [[0.1, 0.0], [0.1, 1.0]]]
-    assert other[3] == ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [7, 8, 9, 0])
+    assert other[3] == ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [7, 8, 9, 0, 0, 0, 0, 0])
     assert leader[3:7] == [Verdict.FINE, Verdict.FAILED, Verdict.OUT_OF_MEMORY, Verdict.FAILED]
     assert other[4] == "peer" and other[5:9] == leader[3:7]
     assert "do not run the same steps" in leader[-1] and "do not run the same steps" in other[-1]

@@ -39,6 +39,7 @@ from fedtorch.config.schema import (
 from fedtorch.core.errors import ConfigError, Interrupted
 from fedtorch.core.weights import digest_of
 from fedtorch.data.dialog_folder import write_dialogs
+from fedtorch.models import link
 from fedtorch.models.gpt2 import GPT2Model
 from fedtorch.models.side import Passing, Side
 from fedtorch.models.turns import collate_turns
@@ -95,7 +96,10 @@ def watched() -> list[tuple[str, torch.Tensor]]:
     send, all_gather = dist.send, dist.all_gather
 
     def watch_send(tensor: torch.Tensor, to: int) -> None:
-        seen.append(("send", tensor.clone()))
+        """An increment's message is its numbers' bytes and its mask's, as the row before it says."""
+        _, rows, tokens, *_, kind = seen[-1][1].tolist()[5:]
+        numbers, mask = tensor.clone().tensor_split([tensor.numel() - rows * tokens])
+        seen.extend([("send", numbers.view(link._DTYPES[kind])), ("send", mask)])
         send(tensor, to)
 
     def watch_gather(everyone: list[torch.Tensor], mine: torch.Tensor) -> None:
@@ -134,7 +138,7 @@ def test_two_ranks_give_the_bits_of_one_process_and_only_numbers_cross() -> None
         if how == "send":  # keys, values and their gradients, or a mask of zeros and ones
             assert dtype in ("torch.float32", "torch.bfloat16") or (dtype == "torch.uint8" and values <= 2)
         else:  # a row of sizes and counters, or the sums of losses of four dialogs
-            assert (dtype, count) in (("torch.int64", 9), ("torch.float64", 1 + len(BATCH)))
+            assert (dtype, count) in (("torch.int64", 13), ("torch.float64", 1 + len(BATCH)))
     rows = [values for how, dtype, _, values in (*sent, *heard) if dtype == "torch.int64" and how == "gather"]
     assert {row[2] for row in rows} <= {3, 4, 5}  # numbers, send, receive
     assert max(max(row[5:]) for row in rows) <= 24  # turns, rows, tokens, layers, heads and widths of this batch
