@@ -20,7 +20,7 @@ class EarlySum:
         self._early: Early | None = None
 
     def begin(self, drawn: Sequence[tuple[Client, int]], placed: Mapping[str, int]) -> None:
-        """A round's training begins. placed: client -> worker."""
+        """A round's training begins. drawn: by the names that updates have. placed: of these names -> worker."""
         context, scale = self._context, self._context.scale
         workers = context.components.topology.workers
         names = [client.name for client, _ in drawn]
@@ -33,11 +33,12 @@ class EarlySum:
         )
 
     def put(self, report: Report, draws: int) -> None:
-        """A client of this rank is done."""
+        """A client of this rank is done, or was before the round; report: by the name that its update has."""
         context = self._context
         if self._early is None or not report.is_ok or report.client not in context.updates:
             return
-        if weight := context.algorithm.own_weight(replace(report, draws=draws)):
+        (weight,) = context.weighing.own([replace(report, draws=draws)])
+        if weight:
             self._early.put(report.client, weight)
 
     def finish(self) -> None:

@@ -11,10 +11,20 @@ from harness import make_config, make_runner
 from ranks import run_ranks
 from toy import Quadratic
 
+from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.sums.early_sides import EarlyReceiver
-from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, EvalConfig, SystemConfig
+from fedtorch.comm.sums.early_sides import EarlyReceiver, EarlySender
+from fedtorch.config.asynchrony import AsyncConfig, ClockConfig, DurationConfig, StalenessConfig
+from fedtorch.config.schema import (
+    CheckpointConfig,
+    ClientConfig,
+    ClientsConfig,
+    Config,
+    EvalConfig,
+    PrivacyConfig,
+    SystemConfig,
+)
 from fedtorch.core.errors import Interrupted
 
 pytestmark = pytest.mark.processes
@@ -66,6 +76,59 @@ def test_every_round_but_the_first_takes_the_sum_that_came_early(evaluation: dic
     digest, scores, took = run_ranks(run, 3, str(tmp_path / "ranks"), changes)[0]
     assert took == [True] * (ROUNDS - 1)
     assert (digest, scores) == (alone.digest, alone.scores)
+
+
+def parts_sent() -> list[list[str]]:
+    """The clients' names of each part that this rank announces from now on."""
+    seen: list[list[str]] = []
+    send = EarlySender._send
+
+    def noted(sender: EarlySender, number: int, part: list[Any]) -> None:
+        seen.append([sender._main.names[client] for client, _ in part])
+        send(sender, number, part)
+
+    EarlySender._send = noted  # type: ignore[method-assign]
+    return seen
+
+
+def run_buffers(folder: str, changes: dict[str, Any], fault: str = "") -> Any:
+    parts = parts_sent()
+    return *run(folder, changes, fault), parts
+
+
+BUFFERS = AsyncConfig(
+    buffer=3,
+    concurrent=4,
+    staleness=StalenessConfig("polynomial"),
+    clock=ClockConfig(duration=DurationConfig(sd=1.0, min=0.01)),
+)
+
+
+@pytest.mark.parametrize("scale", ["previous", "public"])
+def test_parts_of_a_buffer_travel_before_it_closes(scale: Any, tmp_path: Path) -> None:
+    """A job that a rank trained before the last version, for it would have waited, is part of a later buffer's sum."""
+    changes = {"asynchrony": BUFFERS, "clients": ClientsConfig(), "rounds": 6}
+    if scale == "public":
+        changes |= {
+            "system": SystemConfig(sum_scale="public"),
+            "privacy": PrivacyConfig(clip=5.0),
+            "algorithm": FedAvg(weights="equal"),
+        }
+    alone = make_runner(config_of(tmp_path / "alone", **changes)).run()
+    (digest, _, took, _), *others = run_ranks(run_buffers, 3, str(tmp_path / "ranks"), changes)
+    assert digest == alone.digest
+    assert took == [True] * (5 + (scale == "public"))  # the first buffer's scale is that of its reports, if it is not
+    assert sum(len(part) for *_, parts in others for part in parts) == 3 * len(took)
+
+
+def test_of_a_buffer_a_client_that_fails_is_in_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = "raise:client=c5,step=1"  # whenever it trains, which is in no round of its own
+    changes = {"asynchrony": BUFFERS, "clients": ClientsConfig(on_failure="skip"), "rounds": 6}
+    digest, _, took, _ = run_ranks(run_buffers, 3, str(tmp_path / "ranks"), changes, fault)[0]
+    monkeypatch.setenv("FEDTORCH_TESTING", "1")
+    monkeypatch.setenv("FEDTORCH_FAULTS", fault)
+    assert digest == make_runner(config_of(tmp_path / "alone", **changes)).run().digest
+    assert took == [True] * 5
 
 
 def test_a_client_that_fails_is_in_no_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

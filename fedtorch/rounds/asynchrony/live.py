@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import astuple
 
-from fedtorch.core.client import Client
 from fedtorch.core.update import Report
 from fedtorch.rounds.asynchrony.arrivals_file import ArrivalsFile
 from fedtorch.rounds.asynchrony.federation import Event
@@ -82,14 +81,10 @@ class LiveTrainer(JobTrainer):
             new = slice(self._written, len(federation.events))
             self._file.append(list(zip(federation.jobs[new], federation.events[new], strict=True)))
             self._written = len(federation.events)
-        buffer = self.jobs.open(round)
-        self.drawn = []
-        for job in buffer:
-            client = self._client(job)
-            self.drawn.append((Client(self.jobs.name(job), client.index, client.sizes), 1))
+        buffer = self._open()
         if round in federation.live(round + 1):
             context.versions.keep(round, context.vectors.flat)
-        return [self._reports[name] for job in buffer if (name := self.jobs.name(job)) in self._reports]
+        return self._of(buffer)
 
     def _train_until_full(self) -> None:
         context, round = self.context, self.context.round

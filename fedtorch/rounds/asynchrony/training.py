@@ -49,6 +49,7 @@ class JobTrainer(ClientTrainer):
         self._reports: dict[str, Report] = {}  # job's name -> its report, until its buffer closes
         self._before: dict[int, Job] = {}  # start -> the same client's job before it
         self._last_use: dict[int, int] = {}  # version -> the last round in which a job of this rank starts from it
+        self._worker: dict[int, int] = {}  # start -> the worker that trains it
         self._job: Job | None = None  # that is trained
 
     def begin(self) -> None:
@@ -73,26 +74,43 @@ class JobTrainer(ClientTrainer):
             last[job.client] = job
         for round, wave in enumerate(self._waves, context.round):
             for worker, jobs in wave.items():
+                self._worker.update({job.start: worker for job in jobs})
                 if context.role.hosts(worker):
                     self._last_use.update({job.version: round for job in jobs})
         self._share_versions()
 
     def train_cohort(self) -> list[Report]:
-        """Train this worker's share of the wave; the reports of its jobs in the buffer that closes now."""
+        """Train this worker's share of the wave; the reports of its jobs in the buffer that closes now.
+
+        What is done of that buffer travels while the other jobs train, at a scale that is known (`early_sum`).
+        """
         context = self.context
-        buffer = self.jobs.open(context.round)
-        self.drawn = []
-        for job in buffer:
-            client = self._client(job)
-            self.drawn.append((Client(self.jobs.name(job), client.index, client.sizes), 1))
+        buffer = self._open()
+        self.early.begin(self.drawn, {self.jobs.name(job): self._worker[job.start] for job in buffer})
+        for report in self._of(buffer):  # trained before the version that is now the newest
+            self.early.put(report, 1)
         self._keep_version()
         try:
             for worker, jobs in self._waves[context.round - self._first].items():
                 if context.role.hosts(worker):
                     for job in jobs:
                         self._train_job(job)
+                        if job.buffer == context.round:
+                            self.early.put(self._reports[self.jobs.name(job)], 1)
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
+        return self._of(buffer)
+
+    def _open(self) -> Sequence[Job]:
+        """Begin with the buffer that closes now; its jobs are what was drawn, by the names of their updates."""
+        buffer = self.jobs.open(self.context.round)
+        clients = [self._client(job) for job in buffer]
+        names = map(self.jobs.name, buffer)
+        self.drawn = [(Client(n, client.index, client.sizes), 1) for n, client in zip(names, clients, strict=True)]
+        return buffer
+
+    def _of(self, buffer: Sequence[Job]) -> list[Report]:
+        """Reports of this rank's jobs in the buffer, as far as they are done."""
         return [self._reports[name] for job in buffer if (name := self.jobs.name(job)) in self._reports]
 
     def settle(self, accepted: Sequence[Report]) -> None:
