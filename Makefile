@@ -34,7 +34,7 @@ lint: .venv/installed ## linters and types only
 # The wheel from the package index without the local ones, which may be for the CPU: some 5 GB with its libraries.
 gpu-api: ## what is used of torch's CUDA build is in it; needs no GPU
 	test -x build/gpu-api/bin/python || $(PYTHON) -m venv build/gpu-api
-	PIP_CONFIG_FILE=/dev/null build/gpu-api/bin/python -m pip install --quiet torch==$(shell sed -n 's/^torch==//p' constraints.txt) numpy
+	PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= build/gpu-api/bin/python -m pip install --quiet torch==$(shell sed -n 's/^torch==//p' constraints.txt) numpy
 	build/gpu-api/bin/python tests/gpu/api.py
 
 .PHONY: docs
