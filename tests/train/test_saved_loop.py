@@ -103,8 +103,11 @@ def test_private_weights_go_on_too() -> None:
     same_bits(lambda: Engine(t5(0.2), Partition(private=("shared*",)), torch.device("cpu")), COSINE)
 
 
+needs_fp16 = pytest.mark.skipif(not has_fp16(torch.device("cpu")), reason="this CPU has no fp16")
+
+
 @pytest.mark.parametrize("power", [4, 60])  # with the second the first steps are left out
-@pytest.mark.skipif(not has_fp16(torch.device("cpu")), reason="this CPU has no fp16")
+@needs_fp16
 def test_half_precision_with_its_loss_scale(power: int) -> None:
     def make() -> Engine:
         return Engine(t5(0.2), Partition(), torch.device("cpu"), precision="fp16", scale_power=power)
@@ -112,7 +115,11 @@ def test_half_precision_with_its_loss_scale(power: int) -> None:
     same_bits(make, COSINE)
 
 
-MIXED = [Zero(1, "bf16"), Zero(2, "fp16"), Zero(3, "fp16", initial_scale_power=60)]
+MIXED = [
+    Zero(1, "bf16"),
+    pytest.param(Zero(2, "fp16"), marks=needs_fp16),
+    pytest.param(Zero(3, "fp16", initial_scale_power=60), marks=needs_fp16),
+]
 
 
 @pytest.mark.parametrize("zero", [Zero(0), Zero(1), Zero(2), Zero(3), *MIXED], ids=label)
