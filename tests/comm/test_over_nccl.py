@@ -206,6 +206,7 @@ PRIVATELY = (
 JOBS: dict[str, tuple[Path, tuple[str, ...]]] = {
     "default": (Path(fedtorch.__file__).with_name("config") / "default.yaml", ("compare=[]",)),  # no second run
     **{name: (SMOKE_OF[name], ()) for name in ("feda", "fedmatch", "fedopt_lorar", "fedparsing", "smoke_ffw_full")},
+    "pair": (SMOKE_OF["feda"], ("system.ranks_per_worker=2",)),
     "adapters": (SMOKE_OF["fedavg"], (ADAPTED,)),
     "private": (SMOKE_OF["fedavg"], PRIVATELY),
 }
@@ -226,6 +227,8 @@ def whole_runs(folder: str, ports: list[int]) -> dict[str, Any]:
             facts = json.loads((Path(folder) / "runs" / f"{name}{len(ports)}" / "env.json").read_text())
             assert facts.get("gpus") == ({str(rank): {"gpu": "pretended"} for rank in range(3)} if ports else None)
             assert bool(ports) == bool(used["moved over nccl"])
+            in_a_pair = ports and name == "pair" and os.environ["RANK"] != "0"
+            assert bool(in_a_pair) == bool(used["moved between a pair"])
     return found
 
 

@@ -14,6 +14,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -148,8 +149,38 @@ def install_nccl() -> torch.device:
     devices.identity = lambda device: name
     devices.versions = lambda device: {"gpu": device.type} if devices.is_gpu(device) else {}
     devices.own = lambda choice, **about: device  # type: ignore[assignment]
+    devices.present = lambda: device
     staged._WATCH_EVERY_S = 0.2
+    _carry_pairs()
     return device
+
+
+def _carry_pairs() -> None:
+    """Torch's default group of a worker has such a group for tensors of the device, as `cpu:gloo,cuda:nccl` has NCCL.
+
+    Its send and receive come back when they are begun, as those over NCCL do; here they wait, as nothing else would
+    keep the next read of the tensor from being too early.
+    """
+    begin, send, receive = dist.init_process_group, dist.send, dist.recv
+    pair: list[PretendedNccl] = []
+
+    def begun(backend: str, *, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        has_nccl = "nccl" in backend
+        begin("gloo" if has_nccl else backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        if has_nccl:
+            pair[:] = [PretendedNccl(dist.PrefixStore("pair", store), rank, world_size)]
+
+    def moved(way: str, over_gloo: Callable[..., Any], tensor: Tensor, rank: int) -> Any:
+        if tensor.device.type != "pretended":
+            return over_gloo(tensor, rank)
+        work = getattr(pair[0], way)([tensor], rank, 0)
+        while not work.is_completed():
+            work.done.wait(1)
+        used["moved between a pair"] += 1
+        return work.wait()
+
+    dist.init_process_group = begun  # type: ignore[assignment]
+    dist.send, dist.recv = partial(moved, "send", send), partial(moved, "recv", receive)
 
 
 def _make(backend: str, store: dist.Store, rank: int, size: int, *how: Any) -> Any:

@@ -53,7 +53,6 @@ SLOW: dict[str, dict[str, str]] = {
         "test_the_bits_are_those_of_one_process": "tests/hosts/test_node_sums.py compares digests",
     },
     "tests/comm/test_over_nccl.py": {
-        "test_a_server_and_two_workers_train_on_gpus_to_the_bits": "sums, payloads and deaths over the stand-in",
         "test_leaders_of_machines_exchange_over_it": "tests/comm/test_node_sums.py, over gloo",
         "test_many_windows_pass_in_step": "test_a_round_has_the_bits_of_one_process",
     },
