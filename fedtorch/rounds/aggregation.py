@@ -254,7 +254,7 @@ def with_lost(context: RoundContext, reports: Sequence[Report], cohort: Sequence
     gone = context.members.lost.keys() - (context.mechanism.settled(context.round) or ())
     if not gone:
         return list(reports)
-    lost = [Report(client.name, LOST) for client, _ in cohort if client.name in gone]
+    lost = [Report(client.name, LOST) for client, _ in cohort if context.client_of(client.name) in gone]
     found = {report.client: report for report in (*reports, *lost)}
     return sorted(found.values(), key=lambda report: context.comm.names.place(report.client))
 

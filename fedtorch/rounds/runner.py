@@ -179,7 +179,8 @@ class Runner:
         with context.timed("aggregate"):
             self.steps.sworn(reports if context.comm.is_server else own, self.trainer.drawn)
             if context.comm.is_server:
-                check_complete(reports, self.trainer.drawn, members.lost)
+                drawn = self.trainer.drawn
+                check_complete(reports, drawn, [c.name for c, _ in drawn if context.client_of(c.name) in members.lost])
                 if not context.mechanism.hides_clients and (waited := self.trainer.waited_for(reports)):
                     log.debug("round %d: %s", context.round + 1, waited)
             return members.retry_on_loss("aggregate", lambda: exchange(context, reports, self.trainer.drawn, decided))

@@ -115,6 +115,30 @@ def test_a_lost_rank_is_let_in_before_the_next_round_with_its_clients_states(eve
     assert len(trained) == len(set(trained)) and {round for round, _ in trained} == {1, 2, 3, 4, 5}, "each round once"
 
 
+ASYNC = (
+    "async={buffer: 2, concurrent: 3, staleness: {kind: polynomial}}",
+    "system.sum_scale=previous",
+    "clients.per_round=all",
+)
+
+
+@pytest.mark.slow
+def test_clients_of_a_rank_that_is_back_train_their_jobs_again(tmp_path: Path) -> None:
+    path = toy_config(tmp_path)
+    settings = [*SETTINGS, *ASYNC]
+    words, environ = ["--config", str(path), "--set", *settings], job()
+    ranks = start(words, environ, f"kill:rank={VICTIM},round={LOST_IN},phase=train")
+    ranks.processes[VICTIM].join(60)
+    again = start_again(VICTIM, words, environ)
+    assert [outcome.exit_code for outcome in ranks.join(90)] == [0, 0, -signal.SIGKILL]
+    assert again.join(20)[0].exit_code == 0
+    assert digest_of(tmp_path) == in_one_process(load([toy_config(tmp_path / "alone")], settings))
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    arrivals = [record for record in records if record["kind"] == "arrival"]
+    assert [record["number"] for record in arrivals if record["number"] is not None] == list(range(10))
+    assert "failed:Lost" in {record["status"] for record in arrivals}
+
+
 @pytest.mark.slow
 def test_of_two_lost_ranks_one_is_let_in_and_the_other_stays_away(tmp_path: Path) -> None:
     path = toy_config(tmp_path)

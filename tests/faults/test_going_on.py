@@ -27,6 +27,7 @@ from fedtorch.comm.sums.aggregation import Aggregation
 from fedtorch.comm.sums.sending_pace import SendingPace
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.compression.compressors import TopK
+from fedtorch.config.asynchrony import AsyncConfig, ClockConfig, DurationConfig, StalenessConfig
 from fedtorch.config.schema import (
     CheckpointConfig,
     ClientConfig,
@@ -242,6 +243,38 @@ def test_where_updates_travel_early_the_rest_goes_on_as_in_one_process(phase: st
     result = outcomes[0].result[0]
     assert result.lost == expected.lost and set(result.lost.values()) == {ROUND + 1}
     assert result.digest == expected.digest and result.scores == expected.scores
+
+
+BUFFERS = AsyncConfig(
+    buffer=3,
+    concurrent=5,
+    staleness=StalenessConfig("polynomial"),
+    clock=ClockConfig(duration=DurationConfig(sd=1.0, min=0.01)),
+)
+
+
+@pytest.mark.parametrize(
+    ("phase", "at"),
+    [
+        ("train", FAILS),
+        ("sent early", FAILS),
+        ("scores", COUNTS),
+        pytest.param("announced", FAILS, marks=pytest.mark.slow),
+        pytest.param("report", FAILS, marks=pytest.mark.slow),
+        pytest.param("header", COUNTS, marks=pytest.mark.slow),  # its part of the sum is there
+        pytest.param("sums", FAILS, marks=pytest.mark.slow),
+        pytest.param("checkpoint", EVALUATED, marks=pytest.mark.slow),
+    ],
+)
+def test_jobs_of_lost_clients_are_arrivals_of_weight_0(phase: str, at: tuple[str, int, bool], tmp_path: Path) -> None:
+    changes = {"system": EARLY, "asynchrony": BUFFERS, "clients": ClientsConfig(on_loss="continue"), "rounds": 6}
+    expected = alone(tmp_path / "alone", at, **changes)
+    outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), phase, changes).join(timeout=90)
+    assert [o.exit_code for o in outcomes] == [0, 0, -signal.SIGKILL, 0], [o.error for o in outcomes]
+    result = outcomes[0].result[0]
+    assert result.rounds == 6 and result.lost == expected.lost and len(result.lost) > 0
+    assert result.digest == expected.digest and result.scores == expected.scores
+    assert result.digest != make_runner(config(tmp_path / "whole", **changes)).run().digest
 
 
 COMPRESSED = FedAssistant(payload="delta", compression="topk", topk=TopK(ratio=0.2), exchange="replicated")

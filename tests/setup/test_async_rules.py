@@ -86,8 +86,8 @@ REFUSED: dict[str, tuple[Algorithm, dict[str, Any], str]] = {
     "deadline": (FedAvg(), {"clients": ClientsConfig(deadline=9.0)}, "clients.deadline is 9.0; set .* to null"),
     "on_loss": (
         FedAvg(),
-        {"clients": ClientsConfig(on_loss="continue")},
-        "clients.on_loss is continue; set .*",
+        {"clients": ClientsConfig(on_loss="continue"), "asynchrony": replace(ASYNC, clock=ClockConfig("real"))},
+        "clients.on_loss is continue and async.clock.kind is real, .*; set clients.on_loss to restart",
     ),
     "min": (FedAvg(), {"clients": ClientsConfig(min=3)}, "clients.min is 3 but async.buffer is 2"),
     "scaffold": (Scaffold(), {}, "algorithm.name is Scaffold, which exchanges other vectors than the weights"),

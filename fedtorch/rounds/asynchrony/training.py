@@ -14,7 +14,7 @@ from fedtorch.core.client import Client, ClientState
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.state_keys import OF_BEST, PLAN
 from fedtorch.core.update import Report
-from fedtorch.rounds.aggregation import Decision, reports_for_log
+from fedtorch.rounds.aggregation import LOST, Decision, reports_for_log
 from fedtorch.rounds.asynchrony.durations import US_PER_S
 from fedtorch.rounds.asynchrony.federation import Federation
 from fedtorch.rounds.asynchrony.jobs import Jobs
@@ -114,11 +114,17 @@ class JobTrainer(ClientTrainer):
         return [self._reports[name] for job in buffer if (name := self.jobs.name(job)) in self._reports]
 
     def settle(self, accepted: Sequence[Report]) -> None:
-        """The buffer is closed: the states of its jobs count where training went well; its updates go."""
+        """The buffer is closed: the states of its jobs count where training went well; its updates go.
+
+        A lost client's state is that of before, as it is where its worker died with the new one.
+        """
         context = self.context
         names = {self.jobs.name(job): job for job in self.known.buffer(context.round)}
         for name, job in names.items():
-            context.store.adopt(name, job.client, keep=OF_BEST)  # of evaluations since it trained
+            if job.client in context.members.lost:
+                context.store.unstage(name)
+            else:
+                context.store.adopt(name, job.client, keep=OF_BEST)  # of evaluations since it trained
             self._reports.pop(name, None)
         context.updates.clear(names)
         following = context.round + 1
@@ -157,8 +163,8 @@ class JobTrainer(ClientTrainer):
         """Train a job from its version; its report waits."""
         client = self._client(job)
         self._job = job
-        if job.void:
-            report = Report(client.name, status=job.void)
+        if job.void or client.name in self.context.members.lost:
+            report = Report(client.name, status=job.void or LOST)
         else:
             with self._received(job):
                 report = self._train_or_retry(client)
