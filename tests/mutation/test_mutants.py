@@ -30,6 +30,7 @@ ROOMS = (
     "tasks",
     "setup",
     "planning",
+    "stats",
 )
 """every file of theirs in which something can be changed is in `TESTS`"""
 SUMS_OF_UPDATES = ("comm/sums/accepted", "comm/sums/reproducible", "core/norms", "core/server", "core/weights")

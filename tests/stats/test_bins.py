@@ -90,7 +90,7 @@ def test_of_nothing_there_is_nothing() -> None:
 def test_a_silo_has_its_own_numbers_and_noise_and_hides_what_its_units_leave_over() -> None:
     table = Table("tokens", "", "bins", ("a", "b"), (0, 2, math.inf), 1, True, (9, 9), 1.0, {"x": (4, 5)}, 0.5)
     stats = Stats("row", ("x",), (table,), 5)
-    assert Bins.of(stats, table) == Bins(table, (9, 9), 1.0)
+    assert Bins.of(stats, table) == Bins(table, (9, 9), 1.0) and Bins.of(stats, table).hidden == 0.0
     assert Bins.of(stats, table, "x") == Bins(table, (4, 5), 0.5)
     few = replace(table, pooled=(9, None), silos={"x": (None, None)}, deviation=0.0, silo_deviation=0.0)
     assert Bins.of(replace(stats, tables=(few,)), few).hidden == math.inf

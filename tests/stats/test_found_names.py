@@ -83,6 +83,14 @@ def test_with_noise_frequent_names_are_found_and_hardly_others() -> None:
     assert wrong <= 6  # 0.1 of each of 7 levels, and of 5 runs
 
 
+def test_names_are_in_order_of_their_counts_and_of_as_many_rounds_as_there_were() -> None:
+    texts = {"north": ["b"] * 3 + ["ab"] * 5 + ["a"] * 3, "south": ["b", "c"]}
+    search, vector = found(texts, Words(longest=3, width=8))
+    every = [("ab", 5.0), ("b", 4.0), ("a", 3.0), ("c", 1.0)]
+    assert [(name.text.decode(), name.count) for name in search.names(vector, 99)] == every
+    assert [(name.text.decode(), name.count) for name in search.names(vector, 2)] == every[1:]
+
+
 def test_the_noise_that_arrived_makes_the_threshold() -> None:
     assert Noise(2.0).pooled(4, 9) == pytest.approx(2.0 * 2 * 3)  # √n σ_c of local noise, √m of a unit in m cells
     assert Noise(2.0, honest=4).pooled(1, 6) == pytest.approx(2.0 * (6 / 4) ** 0.5)  # √(survivors / (t − a)) σ

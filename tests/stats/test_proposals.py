@@ -156,6 +156,19 @@ def test_a_median_is_far_off_if_it_is_so_wherever_in_its_bin_it_is() -> None:
     short = lengths({name: (0, 0, 0, 0, 9, 0) for name in usual} | {"west": (9, 0, 0, 0, 0, 0)}, "characters")
     assert broken(short) == ["west: the median of its characters is 0, those of the others are within 65 to 128"]
     assert broken(lengths({"west": (0, 0, 0, 0, 0, 9)})) == []
+    edges = (0.0, 1.0, 16.0, 32.0, 64.0, 128.0, float("inf"))  # from 128 on, which is 8 times 16 and no more
+    assert broken(lengths({**usual, "west": (0, 0, 0, 0, 0, 9)}, edges=edges)) == []
+    spread = {"east": (0, 9, 0, 0, 0, 0), "north": (0, 0, 9, 0, 0, 0), "west": (0, 0, 0, 0, 0, 9)}
+    edges = (0.0, 1.0, 8.0, 16.0, 64.0, 129.0, float("inf"))
+    assert broken(lengths(spread, edges=edges)) == [
+        "west: the median of its tokens is 129 or more, those of the others are within 1 to 15"
+    ]
+
+
+def test_of_a_single_row_that_stands_twice_is_told_too() -> None:
+    rows = table("rows", ("train",), {"east": (1,), "north": (80,)})
+    twice = table("twice", ("twice",), {"east": (1,), "north": (0,)})
+    assert "east: 1 of its 1 rows stand twice" in broken(rows, twice)
 
 
 def test_labels_that_are_written_otherwise_are_told_and_not_merged() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtorch.stats.questions import CountPlan, Question
+from fedtorch.stats.prefixes import Noise, threshold
+from fedtorch.stats.questions import BRANCHES, END, CountPlan, Question
 from fedtorch.stats.reading import read, with_wide_ends, without_small
 from fedtorch.stats.rule import CountRule
 from fedtorch.stats.said import who_sees
@@ -79,3 +80,32 @@ def test_a_silo_that_missed_a_round_is_named() -> None:
     stats = read(CountRule(plan), vector, min_count=1, unit="row")
     assert stats.absent == {"b": 2}
     assert any("lack them: b in 2." in line or "b in 2" in line for line in who_sees(stats))
+
+
+def test_where_single_units_are_shown_no_bin_is_widened() -> None:
+    lengths = Question("tokens", "tokens", edges=(0.0, 1.0, 2.0, 4.0, INF))
+    plan = CountPlan(("a", "b"), (lengths,), by_silo=True)
+    vector = np.zeros(plan.size)
+    vector[plan.present(0)] = 1.0
+    (place,) = plan.in_round(0)
+    vector[place.block(0)], vector[place.block(1)] = [0.0, 2.0, 1.0, 0.0], [0.0, 0.0, 7.0, 0.0]
+    (table,) = read(CountRule(plan), vector, min_count=1, unit="row").tables
+    assert (table.edges, table.pooled) == (lengths.edges, (0.0, 2.0, 8.0, 0.0)) and table.silos["a"] == (0, 2, 1, 0)
+    (table,) = read(CountRule(plan), vector, min_count=2, unit="row").tables
+    assert table.edges == (0.0, 2.0, INF) and table.pooled == (2.0, 8.0)
+
+
+def test_the_threshold_of_found_names_is_the_largest_of_all_levels() -> None:
+    words = Question("words", "words", found=Found(longest=2, width=4), most=4)
+    plan, noise = CountPlan(("a", "b"), (words,), by_silo=True), Noise(1.0)
+    vector = np.zeros(plan.size)
+    for round in range(plan.rounds):
+        vector[plan.present(round)] = 1.0
+    levels = [place.start for round in range(plan.rounds) for place in plan.in_round(round)]
+    for byte in b"xyz":
+        vector[levels[0] + byte] = 50.0
+    vector[levels[1] + END] = 40.0
+    stats = read(CountRule(plan, noise), vector, min_count=1, unit="row")
+    (table,) = stats.tables
+    assert (table.cells, table.pooled, table.kind) == (("x",), (40.0,), "found") and table.deviation == 2 * 2**0.5
+    assert table.threshold == threshold(2 * 2**0.5, 3 * BRANCHES)  # of the second level, with three beginnings

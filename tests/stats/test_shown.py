@@ -112,7 +112,11 @@ def test_what_is_said_without_privacy_names_who_has_what() -> None:
     assert "The server has received sums alone" in masked and "There are two silos: each can subtract" in masked
     assert "masks hide each silo's own numbers" in promise(pooled)
     assert "two silos" not in " ".join(who_sees(replace(pooled, silos=SILOS)))
-    assert "Numbers below" not in " ".join(who_sees(exact(min_count=1)))
+    assert "* stands for" not in plainly + " ".join(who_sees(exact(min_count=1)))
+    assert "* stands for" in " ".join(who_sees(exact(min_count=2)))
+    assert "The server says which beginnings of names are counted next." in plainly
+    known = exact(tables=tuple(each for each in exact().tables if each.kind != "found"))
+    assert "beginnings" not in " ".join(who_sees(known)) and "a rare one" not in " ".join(who_sees(known))
     assert how_often(table("words", ("x",), {"a": (1,)}, "found", threshold=1.0)) == ""
 
 
@@ -132,6 +136,9 @@ def test_what_is_said_with_privacy_has_unit_budget_and_against_whom() -> None:
     assert "by silo: east epsilon 1 at delta 0.1 in all, west epsilon 2 in all" in promise(
         noised(exact(), privacy=apart)
     )
+    both = {**apart, "epsilon": 4.0, "delta": 0.1}
+    assert "each row, epsilon 4 at delta 0.1 in all, by noise" in promise(noised(exact(), privacy=both))
+    assert "epsilon not told" in promise(noised(exact(), privacy={"silos": {}}))
     pretended = noised(exact(), privacy={"epsilon": 4.0, "simulated": True})
     assert promise(pretended) == "simulated: nothing is promised, as everybody can compute the noise"
     assert "cannot tell" not in " ".join(who_sees(pretended))
