@@ -35,6 +35,8 @@ def test_rows_in_common_are_counted_for_every_two_silos() -> None:
     blocks = [block(b"a", b"b", b"c"), block(b"c", b"a"), block(b"c"), block()]
     assert in_common(blocks) == [2.0, 1.0, 0.0, 1.0, 0.0, 0.0]
     assert pairs(["x", "y", "z", "w"]) == ("x, y", "x, z", "x, w", "y, z", "y, w", "z, w")
+    with_zeros = np.array([5.0, 0.0, 0.0, 0.0, 0.0, 0.0])  # a digest may have zeros, an empty place has nothing else
+    assert in_common([with_zeros, with_zeros]) == [1.0]
     assert in_common(blocks[:1]) == [] and in_common([block(), block()]) == [0.0]
 
 

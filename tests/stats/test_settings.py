@@ -9,6 +9,7 @@ import pytest
 
 from fedtorch.config import load as yaml_config
 from fedtorch.core.errors import ConfigError
+from fedtorch.stats.questions import TaskFacts, questions_of
 from fedtorch.stats.settings import CAPPED, Found, Recur, StatsConfig, StatsPrivacy, Words
 from fedtorch.tasks.counted import plan_of
 
@@ -56,6 +57,14 @@ def test_a_budget_is_one_number() -> None:
     assert StatsPrivacy(epsilon=2.0, max_epsilon=2.0).max_epsilon == 2.0
     with pytest.raises(ConfigError, match="max_epsilon is 1.9 but stats.privacy.epsilon is 2.0"):
         StatsPrivacy(epsilon=2.0, max_epsilon=1.9)
+
+
+def test_of_a_task_without_labels_and_tokens_rows_and_characters_are_counted() -> None:
+    names = [question.name for question in questions_of(StatsConfig(), TaskFacts())]
+    assert names == ["rows", "units", "empty", "twice", "characters"]
+    more = questions_of(StatsConfig(words=Words()), TaskFacts(("labels", "labels"), tokens=True, max_lengths=(8,)))
+    assert [question.name for question in more[4:]] == ["found_labels", "labels", "characters", "tokens", "words"]
+    assert 9.0 in more[7].edges and more[8].found == Words()
 
 
 @pytest.mark.parametrize(("clients", "hides", "by_silo"), [(64, False, True), (65, False, False), (2, True, False)])

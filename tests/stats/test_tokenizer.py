@@ -52,9 +52,13 @@ def by_library(texts: list[str], folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=named, **tokens).save_pretrained(folder)
 
 
-def test_from_exact_counts_it_is_the_file_that_the_library_trains_on_the_pooled_text(tmp_path: Path) -> None:
-    by_library(TEXTS, tmp_path / "text")
-    train(WORDS, tmp_path / "words", kind="bpe", size=400)
+@pytest.mark.parametrize("times", [3, 2])  # how often each text is there; what occurs twice is joined
+def test_from_exact_counts_it_is_the_file_that_the_library_trains_on_the_pooled_text(
+    times: int, tmp_path: Path
+) -> None:
+    texts = TEXTS[: len(TEXTS) // 3] * times
+    by_library(texts, tmp_path / "text")
+    train(Counter(word for text in texts for word in text.split()), tmp_path / "words", kind="bpe", size=400)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "words" / name).read_bytes() == (tmp_path / "text" / name).read_bytes()
 
@@ -134,6 +138,16 @@ def test_card_and_file_say_how_it_was_made_and_no_word(tmp_path: Path) -> None:
     assert "5 times or more" in (tmp_path / "README.md").read_text()
     assert json.loads((tmp_path / "made_of.json").read_text())["kind"] == "bpe"
     assert "none: the numbers are exact" in (tmp_path / "README.md").read_text()
+
+
+def test_capitals_stay_unless_they_are_not_wanted(tmp_path: Path) -> None:
+    table = replace(a_run().tables[0], cells=("Fever", "cough", "x|y"))
+    sizes = []
+    for name, lower in (("as_is", {}), ("low", {"lower": True})):
+        train_from(a_run(tables=(table,)), tmp_path / name, **lower)
+        found = AutoTokenizer.from_pretrained(tmp_path / name)
+        sizes.append((len(found("Fever").input_ids), len(found("fever").input_ids)))
+    assert sizes[0][0] == 3 < sizes[0][1] and sizes[1] == (3, 3)
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:

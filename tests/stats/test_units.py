@@ -96,6 +96,12 @@ def test_one_unit_more_changes_each_table_by_the_root_of_its_cells_at_most(
             assert (change**2).sum() <= place.question.most, place.question.name
 
 
+def test_units_that_begin_alike_stand_twice() -> None:
+    units = [Unit((row("x"),)), Unit((row("x"),)), Unit((row("y"), row("x")))]
+    assert table(counted(units, None), "twice") == [1.0]
+    assert table(counted(units[1:], None), "twice") == [0.0]
+
+
 def test_a_silo_writes_into_its_own_block_alone() -> None:
     out = counted([Unit((row("x"),))], silo=1)
     assert table(out, "labels", 0) == [0.0, 0.0, 0.0] and table(out, "labels", 1) == [1.0, 0.0, 0.0]
