@@ -50,6 +50,8 @@ class ExchangedVectors:
         self.flat = make(layout.size * len(self._algorithm.exchanged_vectors), dtype=layout.dtype)
         """the vectors end to end in the order of `Algorithm.exchanged_vectors`, for reading; on the server
         `server.tensors` are views of it, so nothing is copied before a broadcast"""
+        self.version = object()
+        """another object wherever the vectors may have changed on this rank"""
         self._state = _State.UNLIKE
 
     def by_name(self) -> dict[str, Tensor]:
@@ -65,11 +67,11 @@ class ExchangedVectors:
     @contextmanager
     def received_as(self, flat: Tensor) -> Iterator[None]:
         """Within it, jobs on this rank start from these vectors, which are an older version; laid end to end."""
-        present, self.flat = self.flat, flat
+        present, self.flat, self.version = self.flat, flat, object()
         try:
             yield
         finally:
-            self.flat = present
+            self.flat, self.version = present, object()
 
     @property
     def first(self) -> Tensor:
@@ -132,14 +134,15 @@ class ExchangedVectors:
             self.flat = self._comm.vector.share(self.flat)
         if not self._comm.is_server and not self._comm.vector.is_shared(self.flat):
             self.first.copy_(initial)
-        self._state = _State.ALIKE
+        self._state, self.version = _State.ALIKE, object()
 
     def written(self, *, everywhere: bool = False) -> None:
         """The server's vectors were written otherwise than by a round's step. everywhere: on all ranks alike."""
-        self._state = _State.ALIKE if everywhere else _State.UNLIKE
+        self._state, self.version = _State.ALIKE if everywhere else _State.UNLIKE, object()
 
     def stepped(self) -> None:
         """The server took a round's step; so did every rank, where clients send messages."""
+        self.version = object()
         if not self._has_messages:
             self._state = _State.STEPPED if self._state is _State.ALIKE else _State.UNLIKE
 
@@ -154,7 +157,7 @@ class ExchangedVectors:
         part = self.flat if places is None else places.take(self.flat)
         self._members.barrier("broadcast", vector=part if part.numel() else None)
         self._send(part, places, server_tensors)
-        self._state = _State.ALIKE
+        self._state, self.version = _State.ALIKE, object()
 
     def _send(self, part: Tensor, places: Places | None, server_tensors: Mapping[str, Tensor]) -> None:
         round = self._members.progress.round
