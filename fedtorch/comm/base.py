@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from typing_extensions import Self
 
@@ -59,7 +60,8 @@ class Communicator(ABC):
     """Moves weights, updates and numbers between the server (rank 0) and all ranks.
 
     Every method is called by every rank in the same order, except where it says otherwise; only `barrier`, `meet` and
-    `preflight` may be waited in for long, so every phase begins with one of them. Tensors are flat CPU vectors.
+    `preflight` may be waited in for long, so every phase begins with one of them. Tensors are flat vectors, on the
+    CPU; those of `broadcast` and the updates of a sum may also lie on `device`.
     When a method raises DeadlineError, PreflightError or FedtorchError the communicator cannot be used any more;
     leave it (`with` or `close`), which tells the other ranks at once, and end the process.
     """
@@ -70,6 +72,8 @@ class Communicator(ABC):
     """How many ranks the job began with."""
     hosts: tuple[str, ...] = ()
     """The name of every rank's host; none where all ranks are on one."""
+    device: torch.device | None = None
+    """This rank's device, where whole vectors are sent from and received as they lie there; None: from the CPU alone."""
     lost: frozenset[int] = frozenset()
     """Ranks that the others go on without; see `enable_loss_recovery`."""
     member: JobMember | None = None

@@ -195,6 +195,7 @@ class DistributedCommunicator(Communicator):
     def stage(self, staging: Staging) -> None:
         """From now on payloads travel like this; all ranks call it alike, before the first one is sent."""
         self.staging = staging
+        self.device = staging.device if staging.backend == "nccl" and not self.hosts else None
         self._group.stage(staging)
 
     def meet(

@@ -127,6 +127,7 @@ class UpdateBuffer:
         layout: Layout | None = None,
         lender: Lender | None = None,
         sum_dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
     ) -> None:
         """Keep nothing yet.
 
@@ -136,8 +137,10 @@ class UpdateBuffer:
         layout: of each vector in an update, where they are such; for the algorithm.
         lender: lends a vector for an update or a sum; None, or where it returns None: it is made here.
         sum_dtype: of what updates come to; None: theirs.
+        device: where updates lie that stay in memory, in which they are counted alike; None: on the CPU.
         """
         self.size, self.dtype, self.folder = size, dtype, folder
+        self.device = device or torch.device("cpu")
         self.sum_dtype = dtype if sum_dtype is None else sum_dtype
         self.places, self.layout, self._lender = places or _everywhere, layout, lender or _nobody
         self._lengths = lengths
@@ -151,8 +154,12 @@ class UpdateBuffer:
 
     def blank(self) -> Tensor:
         """A vector of shape (size,) to fill and then `put`; the same one until it is put. Holds what was left in it."""
-        if self._blank is None:
-            self._blank = self._free.pop() if self._free else self._make(self.size, self.dtype)
+        if self._blank is None and self._free:
+            self._blank = self._free.pop()
+        elif self._blank is None and self.device.type != "cpu":
+            self._blank = torch.empty(self.size, dtype=self.dtype, device=self.device)
+        elif self._blank is None:
+            self._blank = self._make(self.size, self.dtype)
         return self._blank
 
     def _make(self, size: int, dtype: torch.dtype) -> Tensor:

@@ -96,6 +96,7 @@ class RoundContext:
             layout=self.vectors.layout,
             lender=None if self.mechanism.hides_clients else self.comm.memory.lend,
             sum_dtype=own or flat.dtype,
+            device=self.vectors.place,
         )
 
     @cached_property

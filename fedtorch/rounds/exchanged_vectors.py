@@ -18,8 +18,10 @@ from fedtorch.core.state_keys import WEIGHTS
 from fedtorch.core.weights import Layout
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.membership import Membership
+from fedtorch.rounds.residence import place_of
 from fedtorch.rounds.scalar_record import ScalarRecord, head_of
 from fedtorch.rounds.varying import VaryingVectors
+from fedtorch.train.pinned_copy import PinnedCopier
 from fedtorch.trust.merkle import vector_root
 
 
@@ -46,23 +48,40 @@ class ExchangedVectors:
         self.model = components.algorithm.model()
         """what makes the weights of the first one; None: they are it"""
         self._record: ScalarRecord | None = None
-        make = partial(torch.zeros, dtype=layout.dtype) if has_messages else self._comm.vector.make
-        self.flat = make(layout.size * len(self._algorithm.exchanged_vectors), dtype=layout.dtype)
+        self.place = place_of(components, has_messages=has_messages)
+        """where clients of this rank get them; the server's own are on the CPU"""
+        is_away = self.place.type != "cpu"
+        there = partial(torch.zeros, device=self.place)
+        host = partial(torch.zeros, dtype=layout.dtype) if has_messages else self._comm.vector.make
+        make = there if is_away and not self._comm.is_server else host
+        size = layout.size * len(self._algorithm.exchanged_vectors)
+        self.flat = make(size, dtype=layout.dtype)
         """the vectors end to end in the order of `Algorithm.exchanged_vectors`, for reading; on the server
         `server.tensors` are views of it, so nothing is copied before a broadcast"""
+        self._sent = there(size, dtype=layout.dtype) if is_away and self._comm.is_server else None
+        """on the server whose clients get them elsewhere: a copy of them there, from where they are broadcast too"""
+        self._copier = PinnedCopier(self.place)
         self.version = object()
         """another object wherever the vectors may have changed on this rank"""
         self._state = _State.UNLIKE
 
     def by_name(self) -> dict[str, Tensor]:
         """Views of the vectors by the names of `Algorithm.exchanged_vectors`."""
+        return self._named(self.flat)
+
+    def _named(self, flat: Tensor) -> dict[str, Tensor]:
         names = self._algorithm.exchanged_vectors
-        return dict(zip(names, self.flat.chunk(len(names)), strict=True)) if names else {}
+        return dict(zip(names, flat.chunk(len(names)), strict=True)) if names else {}
 
     def for_clients(self) -> dict[str, Tensor]:
-        """The vectors by name, and `weights` also where these are none of them."""
-        found = self.by_name()
+        """The vectors by name where clients of this rank get them, and `weights` also where these are none of them."""
+        found = self._named(self._received)
         return found if self.model is None else {WEIGHTS: self.weights, **found}
+
+    @property
+    def _received(self) -> Tensor:
+        """The vectors as this rank received them last, end to end; on the server the present ones."""
+        return self._sent if self._sent is not None and self._state is _State.ALIKE else self.flat
 
     @contextmanager
     def received_as(self, flat: Tensor) -> Iterator[None]:
@@ -83,7 +102,9 @@ class ExchangedVectors:
         """The shared weights this rank received last (on the server: the current ones), flat."""
         if not self._algorithm.exchanged_vectors:
             return self._components.engine.initial_shared
-        return self.first if self.model is None else self.model.weights(self._initial, self.first)
+        if self.model is not None:
+            return self.model.weights(self._initial, self.first)
+        return self._received[: self.layout.size]
 
     @property
     def _initial(self) -> Tensor:
@@ -134,6 +155,8 @@ class ExchangedVectors:
             self.flat = self._comm.vector.share(self.flat)
         if not self._comm.is_server and not self._comm.vector.is_shared(self.flat):
             self.first.copy_(initial)
+        if self._sent is not None:
+            self._copier.upload(self.flat, self._sent)
         self._state, self.version = _State.ALIKE, object()
 
     def written(self, *, everywhere: bool = False) -> None:
@@ -155,6 +178,8 @@ class ExchangedVectors:
         if self._state is _State.STEPPED:
             places = self._algorithm.places("broadcast", self.layout, "", self._members.progress.round - 1)
         part = self.flat if places is None else places.take(self.flat)
+        if self._sent is not None:
+            self._copier.upload(self.flat, part := self._sent)
         self._members.barrier("broadcast", vector=part if part.numel() else None)
         self._send(part, places, server_tensors)
         self._state, self.version = _State.ALIKE, object()

@@ -93,10 +93,16 @@ class EngineWeights:
         flat = self.flat.detach()
         return flat if flat.device.type == "cpu" else self._copier.download(flat, out)
 
+    def beside(self, out: Tensor) -> Tensor:
+        """The present shared weights, flat, where `out` lies: the module's own memory if that is there, or in `out`."""
+        return self.flat.detach() if out.device.type != "cpu" else self.on_cpu(out)
+
     def placed(self, flat: Tensor) -> Tensor:
-        """The flat CPU vector on this engine's device, to be computed with; on the CPU itself, or a copy, `aligned`."""
+        """The flat vector on this engine's device, to be computed with: itself if it is there, else a copy, `aligned`."""
         if self.device.type == "cpu":
             return aligned(flat)
+        if flat.device == self.device:
+            return flat
         self._copier.upload(flat, there := torch.empty_like(flat, device=self.device))
         return there
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedtorch.comm.sums import sum_slices
 from fedtorch.comm.sums.aggregation import IN_FLIGHT, Aggregation, Term
 from fedtorch.comm.sums.checks import SumCheck, as_integers, as_numbers, projection
+from fedtorch.comm.sums.device_sum import DeviceAccumulator
 from fedtorch.comm.sums.masked import take_part
 from fedtorch.comm.sums.reproducible import Accumulator, SumScale
 from fedtorch.comm.transport.digests import WindowDigest, window_digest
@@ -73,13 +74,13 @@ def reduce_sum(
     """Add up this rank's updates and, by one group reduce per window, all ranks'.
 
     size: of each. into: on the server, where the sum is written, and what it is compared with.
-    Three windows are on the way, so that reducing overlaps adding.
+    Three windows are on the way, so that reducing overlaps adding. Where one of the updates lies on a device the sum is
+    made there, and reduced from there.
     """
-    group, local = aggregation.group, aggregation.local
-    lender = OutgoingWindows(group, local.sums) if into is None else local.sums
-    accumulators = [Accumulator(min(size, WINDOW), local.dtype, lender) for _ in range(3)]
+    group = aggregation.group
+    accumulators = _accumulators(aggregation, own, min(size, WINDOW), sends=into is None)
     idle = [*accumulators]
-    reducing: deque[tuple[Transfer, Accumulator, int, int]] = deque()
+    reducing: deque[tuple[Transfer, Accumulator | DeviceAccumulator, int, int]] = deque()
     sent, came = list[float](), list[float]()
 
     def finish() -> None:
@@ -108,6 +109,17 @@ def reduce_sum(
         into[1].see_sum(sum(accumulator.squares for accumulator in accumulators), into[0])
         _compare_projections(aggregation, sent, came, into[1], size)
     aggregation.meter.count("up", "aggregate", physical=8 * size * (group.size - 1 if into is not None else 1))
+
+
+def _accumulators(
+    aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], width: int, *, sends: bool
+) -> Sequence[Accumulator | DeviceAccumulator]:
+    """Three accumulators of windows of this width, on the device of an update that is on one."""
+    group, local = aggregation.group, aggregation.local
+    if away := [grad.device for grad, _ in own if grad.device.type != "cpu"]:
+        return [DeviceAccumulator(width, local.dtype, away[0]) for _ in range(3)]
+    lender = OutgoingWindows(group, local.sums) if sends else local.sums
+    return [Accumulator(width, local.dtype, lender) for _ in range(3)]
 
 
 def _compare_projections(
