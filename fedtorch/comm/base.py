@@ -72,8 +72,6 @@ class Communicator(ABC):
     """How many ranks the job began with."""
     hosts: tuple[str, ...] = ()
     """The name of every rank's host; none where all ranks are on one."""
-    device: torch.device | None = None
-    """This rank's device, where whole vectors are sent from and received as they lie there; None: from the CPU alone."""
     lost: frozenset[int] = frozenset()
     """Ranks that the others go on without; see `enable_loss_recovery`."""
     member: JobMember | None = None
@@ -135,6 +133,11 @@ class Communicator(ABC):
     def party(self) -> str:
         """Name of this rank's party, where parties sign with keys of their own; empty: they do not."""
         return ""
+
+    @property
+    def device(self) -> torch.device | None:
+        """This rank's device, if whole vectors are sent and received as they lie there; None: from the CPU alone."""
+        return None
 
     @property
     def swears(self) -> bool:

@@ -195,7 +195,6 @@ class DistributedCommunicator(Communicator):
     def stage(self, staging: Staging) -> None:
         """From now on payloads travel like this; all ranks call it alike, before the first one is sent."""
         self.staging = staging
-        self.device = staging.device if staging.backend == "nccl" and not self.hosts else None
         self._group.stage(staging)
 
     def meet(
@@ -239,6 +238,11 @@ class DistributedCommunicator(Communicator):
         reported = {self.names[m.client]: (m.client, rank) for rank, m in found if m.kind == "report" and m.client >= 0}
         self._places = reported or self._places
         return Met(gathered, mine.answered(answered))
+
+    @property
+    def device(self) -> torch.device | None:
+        """As the base class says; none before payloads have their way."""
+        return self._group.device
 
     @property
     def party(self) -> str:

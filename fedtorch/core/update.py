@@ -127,7 +127,6 @@ class UpdateBuffer:
         layout: Layout | None = None,
         lender: Lender | None = None,
         sum_dtype: torch.dtype | None = None,
-        device: torch.device | None = None,
     ) -> None:
         """Keep nothing yet.
 
@@ -137,10 +136,10 @@ class UpdateBuffer:
         layout: of each vector in an update, where they are such; for the algorithm.
         lender: lends a vector for an update or a sum; None, or where it returns None: it is made here.
         sum_dtype: of what updates come to; None: theirs.
-        device: where updates lie that stay in memory, in which they are counted alike; None: on the CPU.
         """
         self.size, self.dtype, self.folder = size, dtype, folder
-        self.device = device or torch.device("cpu")
+        self.device = torch.device("cpu")
+        """where updates lie that stay in memory, of which they take as much there; may be changed before the first"""
         self.sum_dtype = dtype if sum_dtype is None else sum_dtype
         self.places, self.layout, self._lender = places or _everywhere, layout, lender or _nobody
         self._lengths = lengths

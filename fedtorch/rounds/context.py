@@ -96,8 +96,12 @@ class RoundContext:
             layout=self.vectors.layout,
             lender=None if self.mechanism.hides_clients else self.comm.memory.lend,
             sum_dtype=own or flat.dtype,
-            device=self.vectors.place,
         )
+
+    def begin_vectors(self) -> None:
+        """Begin with the initial weights, which all ranks have by now, and settle where vectors and updates lie."""
+        self.vectors.begin()
+        self.updates.device = self.vectors.place
 
     @cached_property
     def sent_places(self) -> SentPlaces:

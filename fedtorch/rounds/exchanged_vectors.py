@@ -18,7 +18,7 @@ from fedtorch.core.state_keys import WEIGHTS
 from fedtorch.core.weights import Layout
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.membership import Membership
-from fedtorch.rounds.residence import place_of
+from fedtorch.rounds.residence import CPU, place_of
 from fedtorch.rounds.scalar_record import ScalarRecord, head_of
 from fedtorch.rounds.varying import VaryingVectors
 from fedtorch.train.pinned_copy import PinnedCopier
@@ -48,19 +48,15 @@ class ExchangedVectors:
         self.model = components.algorithm.model()
         """what makes the weights of the first one; None: they are it"""
         self._record: ScalarRecord | None = None
-        self.place = place_of(components, has_messages=has_messages)
-        """where clients of this rank get them; the server's own are on the CPU"""
-        is_away = self.place.type != "cpu"
-        there = partial(torch.zeros, device=self.place)
-        host = partial(torch.zeros, dtype=layout.dtype) if has_messages else self._comm.vector.make
-        make = there if is_away and not self._comm.is_server else host
-        size = layout.size * len(self._algorithm.exchanged_vectors)
-        self.flat = make(size, dtype=layout.dtype)
+        self.place = CPU
+        """where clients of this rank get them, from `begin` on; the server's own are on the CPU"""
+        make = partial(torch.zeros, dtype=layout.dtype) if has_messages else self._comm.vector.make
+        self.flat = make(layout.size * len(self._algorithm.exchanged_vectors), dtype=layout.dtype)
         """the vectors end to end in the order of `Algorithm.exchanged_vectors`, for reading; on the server
         `server.tensors` are views of it, so nothing is copied before a broadcast"""
-        self._sent = there(size, dtype=layout.dtype) if is_away and self._comm.is_server else None
+        self._sent: Tensor | None = None
         """on the server whose clients get them elsewhere: a copy of them there, from where they are broadcast too"""
-        self._copier = PinnedCopier(self.place)
+        self._copier = PinnedCopier(CPU)
         self.version = object()
         """another object wherever the vectors may have changed on this rank"""
         self._state = _State.UNLIKE
@@ -145,7 +141,10 @@ class ExchangedVectors:
         return torch.empty(self.layout.size, dtype=self.layout.dtype)
 
     def begin(self) -> None:
-        """The vectors of all ranks, which have the same initial weights, begin with these; or with zero."""
+        """The vectors of all ranks, which have the same initial weights, begin with these; or with zero.
+
+        Payloads have their way by then, so it is known whether vectors may stay on this rank's device.
+        """
         if not self._algorithm.exchanged_vectors:
             return
         initial = self._components.engine.initial()[0] if self.model is None else torch.zeros_like(self.first)
@@ -153,11 +152,23 @@ class ExchangedVectors:
             self.first.copy_(initial)
         if not self._has_messages:
             self.flat = self._comm.vector.share(self.flat)
+        self._settle()
         if not self._comm.is_server and not self._comm.vector.is_shared(self.flat):
             self.first.copy_(initial)
         if self._sent is not None:
             self._copier.upload(self.flat, self._sent)
         self._state, self.version = _State.ALIKE, object()
+
+    def _settle(self) -> None:
+        """Where clients of this rank get the vectors on its device, make room for them there."""
+        self.place = place_of(self._components, has_messages=self._has_messages)
+        if self.place == CPU:
+            return
+        self._copier, there = PinnedCopier(self.place), torch.zeros_like(self.flat, device=self.place)
+        if self._comm.is_server:
+            self._sent = there
+        else:
+            self.flat = there
 
     def written(self, *, everywhere: bool = False) -> None:
         """The server's vectors were written otherwise than by a round's step. everywhere: on all ranks alike."""

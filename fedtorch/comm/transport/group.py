@@ -290,6 +290,12 @@ class Group:
         return self._payload.machines if isinstance(self._payload, NodeSums) else None
 
     @property
+    def device(self) -> torch.device | None:
+        """Device from which every rank's whole payloads move as they lie there; None: there is none, or not yet."""
+        staging = self._staging if isinstance(self._payload, Staged) else None
+        return None if staging is None or staging.backend != "nccl" else staging.device
+
+    @property
     def shares_memory(self) -> bool:
         """Are all members on one machine, and exchange through memory?"""
         return isinstance(self._payload, Shared)
