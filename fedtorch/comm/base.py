@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from typing_extensions import Self
 
@@ -61,7 +60,7 @@ class Communicator(ABC):
 
     Every method is called by every rank in the same order, except where it says otherwise; only `barrier`, `meet` and
     `preflight` may be waited in for long, so every phase begins with one of them. Tensors are flat vectors, on the
-    CPU; those of `broadcast` and the updates of a sum may also lie on `device`.
+    CPU; those of `broadcast` and the updates of a sum may also lie on `vector.device`.
     When a method raises DeadlineError, PreflightError or FedtorchError the communicator cannot be used any more;
     leave it (`with` or `close`), which tells the other ranks at once, and end the process.
     """
@@ -133,11 +132,6 @@ class Communicator(ABC):
     def party(self) -> str:
         """Name of this rank's party, where parties sign with keys of their own; empty: they do not."""
         return ""
-
-    @property
-    def device(self) -> torch.device | None:
-        """This rank's device, if whole vectors are sent and received as they lie there; None: from the CPU alone."""
-        return None
 
     @property
     def swears(self) -> bool:

@@ -240,11 +240,6 @@ class DistributedCommunicator(Communicator):
         return Met(gathered, mine.answered(answered))
 
     @property
-    def device(self) -> torch.device | None:
-        """As the base class says; none before payloads have their way."""
-        return self._group.device
-
-    @property
     def party(self) -> str:
         """As the base class says."""
         return self._transcript.party if self._transcript else ""

@@ -161,7 +161,7 @@ class ExchangedVectors:
 
     def _settle(self) -> None:
         """Where clients of this rank get the vectors on its device, make room for them there."""
-        self.place = place_of(self._components, has_messages=self._has_messages)
+        self.place = CPU if self._has_messages else place_of(self._components)
         if self.place == CPU:
             return
         self._copier, there = PinnedCopier(self.place), torch.zeros_like(self.flat, device=self.place)

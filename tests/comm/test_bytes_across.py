@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from harness import make_config, make_runner, pinned
 from pretended_device import crossed
 from pretended_nccl import install_nccl
-from ranks import free_port, run_ranks
+from ranks import expect_exit, free_port, run_ranks
 from toy import Quadratic
 
 from fedtorch.algorithms.ditto import Ditto
@@ -23,9 +25,11 @@ from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.sums.checks import projection
+from fedtorch.comm.transport import device as staged
 from fedtorch.config.schema import ClientConfig, ClientsConfig, EvalConfig, ServerConfig
 from fedtorch.config.system import SystemConfig
 from fedtorch.core import devices
+from fedtorch.core.errors import DeadlineError, PreflightError
 from fedtorch.privacy.settings import PrivacyConfig
 
 POISSON = ClientsConfig(sampling="poisson", rate=1.0)
@@ -55,6 +59,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "no room": (FedAvg(), {"free": 20 * WIDTH}),
     "room for a part": (FedAvg(), {"megabytes": 1}),
 }
+SHOWN = ("each its best", "fednova", "ditto", "no room")
+"""Cases that differ most; the others take longer than they are worth every time."""
 OF_SYSTEM = ("exchange", "megabytes", "free")
 MOVED = {
     # vectors up and down: at the server's rank, which trains two clients, and at each of the workers
@@ -98,12 +104,12 @@ def trained(folder: str, case: str, comm: Any) -> tuple[str, dict[str, int]]:
     return digest, {way: seen[-1].get(way, 0) - seen[-2].get(way, 0) for way in ("up", "down")}
 
 
-def a_round(folder: str, ports: list[int]) -> dict[str, tuple[str, tuple[float, float]]]:
+def a_round(folder: str, cases: Sequence[str], ports: list[int]) -> dict[str, tuple[str, tuple[float, float]]]:
     """Case -> digest after three rounds, and vectors that a third round moves up to this rank's device, and down."""
     device, found, left = install_nccl(), {}, iter(ports)
     projection(torch.zeros(1, dtype=torch.float64, device=device))  # whose factors go there once
-    for case, (_, changes) in CASES.items():
-        devices.free_bytes = lambda device, free=changes.get("free", 0): (free, free)  # type: ignore[misc]
+    for case in cases:
+        devices.free_bytes = lambda device, free=CASES[case][1].get("free", 0): (free, free)  # type: ignore[misc]
         os.environ["MASTER_PORT"] = str(next(left))
         with DistributedCommunicator.join(NAMES, timeout_s=30, device=device, grace_s=0.5) as comm:
             comm.preflight({"config": "same"})
@@ -112,21 +118,68 @@ def a_round(folder: str, ports: list[int]) -> dict[str, tuple[str, tuple[float, 
     return found
 
 
-def alone() -> dict[str, str]:
+def alone(cases: Sequence[str]) -> dict[str, str]:
     """The digests of one process on the CPU."""
     found = {}
-    for case in CASES:
+    for case in cases:
         with tempfile.TemporaryDirectory() as folder:
             found[case], _ = trained(folder, case, None)
     return found
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(200)
-def test_vectors_of_a_round_stay_on_the_device_and_have_the_bits_of_one_process(tmp_path: Path) -> None:
-    server, *workers = run_ranks(a_round, 3, str(tmp_path), [free_port() for _ in CASES], timeout=180)
-    (bits,) = run_ranks(alone, 1)
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("cases", [SHOWN, pytest.param(tuple(CASES), marks=pytest.mark.slow)], ids=["shown", "all"])
+def test_vectors_of_a_round_stay_on_the_device_and_have_the_bits_of_one_process(
+    cases: Sequence[str], tmp_path: Path
+) -> None:
+    ports = [free_port() for _ in cases]
+    server, *workers = run_ranks(a_round, 3, str(tmp_path), cases, ports, timeout=250)
+    (bits,) = run_ranks(alone, 1, cases)
     assert {case: digest for case, (digest, _) in server.items()} == bits
-    assert len({*bits.values()}) == 8  # FedAvg is there five times, and with equal steps FedNova is FedProx
+    # FedAvg is there five times, and with equal steps FedNova is FedProx
+    assert len({*bits.values()}) == (8 if cases == tuple(CASES) else 4)
     for worker in workers:
-        assert {case: (server[case][1], worker[case][1]) for case in CASES} == MOVED
+        assert {case: (server[case][1], worker[case][1]) for case in cases} == {case: MOVED[case] for case in cases}
+
+
+def disturbed(folder: str, how: str) -> None:
+    """A run in windows of 64 KB, in which rank 2 kills itself, or finds another number in a broadcast than was sent."""
+    device = install_nccl()
+    staged.WINDOW_BYTES = 1 << 16
+    awaited, calls, broadcast = staged.Staged._await, iter(range(10_000)), staged.Staged.broadcast
+
+    def deadly(self: staged.Staged, work: Any) -> None:
+        if next(calls) == 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+        awaited(self, work)
+
+    def damaging(self: staged.Staged, tensor: torch.Tensor) -> Any:
+        work = broadcast(self, tensor)
+        work.wait()
+        if tensor.device == device:
+            tensor[-1:].add_(2.0**-20)
+        return work
+
+    if os.environ["RANK"] == "2" and how == "dies":
+        staged.Staged._await = deadly  # type: ignore[method-assign]
+    elif os.environ["RANK"] == "2":
+        staged.Staged.broadcast = damaging  # type: ignore[method-assign]
+    with DistributedCommunicator.join(NAMES, timeout_s=30, device=device, grace_s=0.5) as comm:
+        comm.preflight({"config": "same"})
+        trained(folder, "fedavg", comm)
+
+
+@pytest.mark.processes
+def test_a_rank_that_dies_while_vectors_move_from_device_to_device_is_named(tmp_path: Path) -> None:
+    outcomes = expect_exit(disturbed, 3, str(tmp_path), "dies", timeout=60)
+    assert outcomes[2].exit_code == -signal.SIGKILL
+    for outcome in outcomes[:2]:
+        assert "the process of rank 2 is gone" in outcome.error and outcome.exit_code == DeadlineError.exit_code
+
+
+@pytest.mark.processes
+def test_a_number_that_is_damaged_on_a_device_is_noticed_there(tmp_path: Path) -> None:
+    outcomes = expect_exit(disturbed, 3, str(tmp_path), "damages", timeout=60)
+    assert "a payload of rank 0 did not arrive as it was sent" in outcomes[2].error
+    assert outcomes[2].exit_code == PreflightError.exit_code
