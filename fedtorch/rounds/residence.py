@@ -1,4 +1,4 @@
-"""Where a rank keeps what it received and what its clients send: on its device where nothing on the host looks at it."""
+"""Where a rank keeps what it received and what its clients send: on its device, unless the host looks at it."""
 
 from __future__ import annotations
 

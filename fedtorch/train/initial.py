@@ -98,7 +98,7 @@ class EngineWeights:
         return self.flat.detach() if out.device.type != "cpu" else self.on_cpu(out)
 
     def placed(self, flat: Tensor) -> Tensor:
-        """The flat vector on this engine's device, to be computed with: itself if it is there, else a copy, `aligned`."""
+        """The flat vector on this engine's device, to be computed with: itself if it is there, or a copy, `aligned`."""
         if self.device.type == "cpu":
             return aligned(flat)
         if flat.device == self.device:

@@ -279,7 +279,8 @@ class ClientJob:
     def send_difference(self, received: Tensor, trained: Tensor | None = None, *, name: str = keys.WEIGHTS) -> Tensor:
         """Send `received` − `trained`, by default the pseudo-gradient; trained: None is the weights in the engine.
 
-        Both flat, on the CPU or where `received` has them. Written straight to where it is sent from: what is returned is to be read only.
+        Both flat, and in one place: on the CPU, or on the engine's device. Written straight to where it is sent from:
+        what is returned is to be read only.
 
         Raises:
             UpdateError: as `send`.

@@ -1,4 +1,4 @@
-"""How payloads move window by window through a device, or from where they lie on it, by a group of its own as NCCL's."""
+"""How payloads move window by window through a device, or from it, by a group of its own as NCCL's."""
 
 from __future__ import annotations
 
