@@ -62,7 +62,7 @@ def built(folder: Path, algorithm: Any = None, **changes: Any) -> Any:
 
 @pytest.mark.parametrize(
     "algorithm",
-    [FedAvg(), FedOpt(), FedProx(), FedNova(), Ditto(), Weighs(), TrainsThere()],
+    [FedAvg(), FedOpt(), FedProx(), FedNova(), Ditto(), Scaffold(), Weighs(), TrainsThere()],
     ids=lambda a: type(a).__name__,
 )
 def test_rules_whose_clients_compute_anywhere_may_keep_vectors_on_devices(algorithm: Any, tmp_path: Path) -> None:
@@ -72,7 +72,6 @@ def test_rules_whose_clients_compute_anywhere_may_keep_vectors_on_devices(algori
 
 PRIVACY = PrivacyConfig(kind="client", clip=0.5, noise_multiplier=1.0, delta=1e-2, simulate=True, seed=1)
 REASONS: list[tuple[str, Any, dict[str, Any]]] = [
-    ("clients of Scaffold compute", Scaffold(), {}),
     ("clients of FedDyn compute", FedDyn(), {}),
     ("clients of PFedMe compute", PFedMe(), {}),
     ("clients of Trains compute", Trains(), {}),
