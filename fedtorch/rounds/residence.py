@@ -46,8 +46,9 @@ def place_of(components: RunComponents) -> torch.device:
     A rank may come to another answer than its neighbour, whose device has less free memory: bits and messages are the
     same.
     """
-    device = components.comm.vector.device
-    if device is None or device != components.engine.device:
+    device = components.engine.device
+    can_move = components.comm.size == 1 or components.comm.vector.device == device
+    if device == CPU or not can_move:
         return CPU
     why = why_on_host(components)
     if not why and (type(components.mechanism) is not Mechanism or components.worker is not None):
@@ -61,7 +62,7 @@ def place_of(components: RunComponents) -> torch.device:
 
 
 def why_on_host(parts: Parts) -> str:
-    """Why the vectors of a round cannot stay on devices; empty: they can, where ranks exchange from device to device.
+    """Why the vectors of a round cannot stay on devices; empty: they can, in one process or over NCCL.
 
     The server's own vectors are on the host, where it steps and saves; that costs each of them one way up and one down.
     """

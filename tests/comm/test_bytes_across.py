@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from harness import make_config, make_runner, pinned
-from pretended_device import crossed
+from pretended_device import crossed, install
 from pretended_nccl import install_nccl
 from ranks import expect_exit, free_port, run_ranks
 from toy import Quadratic
@@ -143,6 +143,29 @@ def test_vectors_of_a_round_stay_on_the_device_and_have_the_bits_of_one_process(
     assert len({*bits.values()}) == (9 if cases == tuple(CASES) else 4)
     for worker in workers:
         assert {case: (server[case][1], worker[case][1]) for case in cases} == {case: MOVED[case] for case in cases}
+
+
+def in_one_process(cases: Sequence[str]) -> dict[str, tuple[str, tuple[float, float]]]:
+    """As `a_round`, of a process that has all clients and a device."""
+    device, found = install(), {}
+    devices.own = lambda choice, **about: device  # type: ignore[assignment]
+    for case in cases:
+        devices.free_bytes = lambda device, free=CASES[case][1].get("free", 0): (free, free)  # type: ignore[misc]
+        with tempfile.TemporaryDirectory() as folder:
+            digest, moved = trained(folder, case, None)
+        found[case] = digest, (round(moved["up"] / (4 * WIDTH), 1), round(moved["down"] / (4 * WIDTH), 1))
+    return found
+
+
+@pytest.mark.processes
+def test_in_one_process_a_round_takes_the_weights_up_once_and_the_sum_down_once() -> None:
+    cases = "evaluated", "ditto", "room for a part", "no room"
+    (found,) = run_ranks(in_one_process, 1, cases)
+    (bits,) = run_ranks(alone, 1, cases)
+    assert {case: digest for case, (digest, _) in found.items()} == bits
+    moved = {case: crossed for case, (_, crossed) in found.items()}
+    # of six clients: each one's own model; updates that wait in files; all starts, and all that were trained
+    assert moved == {"evaluated": (1, 1), "ditto": (7, 7), "room for a part": (6, 6), "no room": (6, 6)}
 
 
 def disturbed(folder: str, how: str) -> None:

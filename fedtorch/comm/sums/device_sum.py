@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from fedtorch.comm.sums.reproducible import SumScale
+from fedtorch.comm.sums.reproducible import Accumulator, SumScale
 from fedtorch.comm.transport.windows import SUM_DTYPE
 from fedtorch.core import devices
+from fedtorch.core.kept_vectors import Lender
 
 
 class DeviceAccumulator:
@@ -47,3 +50,14 @@ class DeviceAccumulator:
         if self._host is None or self._host.dtype != out.dtype:
             self._host = devices.page_locked(len(self._total), out.dtype)
         return out.copy_(self._host[: out.numel()].copy_(found))
+
+
+def accumulator_for(
+    own: Sequence[tuple[Tensor, float]], size: int, dtype: torch.dtype, kept: Lender
+) -> Accumulator | DeviceAccumulator:
+    """An accumulator of windows of these weighted updates: on a device where one of them lies there.
+
+    kept: lends the memory of one on the CPU.
+    """
+    away = next((grad.device for grad, _ in own if grad.device.type != "cpu"), None)
+    return Accumulator(size, dtype, kept) if away is None else DeviceAccumulator(size, dtype, away)

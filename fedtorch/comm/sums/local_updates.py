@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtorch.comm.sums import sum_slices
 from fedtorch.comm.sums.aggregation import IN_FLIGHT, Aggregation, Term
 from fedtorch.comm.sums.checks import SumCheck, as_integers, as_numbers, projection
-from fedtorch.comm.sums.device_sum import DeviceAccumulator
+from fedtorch.comm.sums.device_sum import DeviceAccumulator, accumulator_for
 from fedtorch.comm.sums.masked import take_part
 from fedtorch.comm.sums.reproducible import Accumulator, SumScale
 from fedtorch.comm.transport.digests import WindowDigest, window_digest
@@ -77,8 +77,9 @@ def reduce_sum(
     Three windows are on the way, so that reducing overlaps adding. Where one of the updates lies on a device the sum is
     made there, and reduced from there.
     """
-    group = aggregation.group
-    accumulators = _accumulators(aggregation, own, min(size, WINDOW), sends=into is None)
+    group, local = aggregation.group, aggregation.local
+    lender = OutgoingWindows(group, local.sums) if into is None else local.sums
+    accumulators = [accumulator_for(own, min(size, WINDOW), local.dtype, lender) for _ in range(3)]
     idle = [*accumulators]
     reducing: deque[tuple[Transfer, Accumulator | DeviceAccumulator, int, int]] = deque()
     sent, came = list[float](), list[float]()
@@ -109,17 +110,6 @@ def reduce_sum(
         into[1].see_sum(sum(accumulator.squares for accumulator in accumulators), into[0])
         _compare_projections(aggregation, sent, came, into[1], size)
     aggregation.meter.count("up", "aggregate", physical=8 * size * (group.size - 1 if into is not None else 1))
-
-
-def _accumulators(
-    aggregation: Aggregation, own: Sequence[tuple[Tensor, float]], width: int, *, sends: bool
-) -> Sequence[Accumulator | DeviceAccumulator]:
-    """Three accumulators of windows of this width, on the device of an update that is on one."""
-    group, local = aggregation.group, aggregation.local
-    if away := [grad.device for grad, _ in own if grad.device.type != "cpu"]:
-        return [DeviceAccumulator(width, local.dtype, away[0]) for _ in range(3)]
-    lender = OutgoingWindows(group, local.sums) if sends else local.sums
-    return [Accumulator(width, local.dtype, lender) for _ in range(3)]
 
 
 def _compare_projections(
