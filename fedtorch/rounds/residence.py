@@ -50,7 +50,7 @@ def place_of(components: RunComponents) -> torch.device:
     can_move = components.comm.size == 1 or components.comm.vector.device == device
     if device == CPU or not can_move:
         return CPU
-    why = why_on_host(components)
+    why = why_on_host(components) or ("" if devices.has_float64(device) else f"{device} has no float64")
     if not why and (type(components.mechanism) is not Mechanism or components.worker is not None):
         why = "a mechanism, or other ranks of the worker, look at them"
     needed, free = memory_bytes(components), _free_bytes(components, device)

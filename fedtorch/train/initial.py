@@ -113,7 +113,8 @@ class EngineWeights:
         version: of the shared ones, an object for each; those that were loaded last are not copied once more. Whoever
         gives one has not changed the module's shared weights since, and loads no others as the same version.
         """
-        if version is None or version is not self._loaded:
+        is_there, self._loaded = version is not None and version is self._loaded, None  # none where a copy fails
+        if not is_there:
             if shared is not self._shared:
                 self._part()
             self._copier.upload(shared, self.flat)
