@@ -58,13 +58,14 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "sent one by one": (FedAvg(), {"exchange": "send"}),
     "noised": (FedAvg(weights="equal"), {"clients": POISSON, "privacy": NOISED}),
     "no room": (FedAvg(), {"free": 20 * WIDTH}),
+    "no room at one": (FedAvg(), {"free": 20 * WIDTH, "at": "2"}),
     "room for a part": (FedAvg(), {"megabytes": 1}),
 }
-SHOWN = ("each its best", "scaffold", "no room")
+SHOWN = ("each its best", "scaffold", "no room at one")
 """Cases that differ most; the others take longer than they are worth every time."""
-OF_SYSTEM = ("exchange", "megabytes", "free")
-MOVED = {
-    # vectors up and down: at the server's rank, which trains two clients, and at each of the workers
+OF_SYSTEM = ("exchange", "megabytes", "free", "at")
+MOVED: dict[str, tuple[tuple[int, int], ...]] = {
+    # vectors up and down: at the server's rank, which trains two clients, and at each of the workers, or at both of them
     "fedavg": ((1, 1), (0, 0)),
     "evaluated": ((1, 1), (0, 0)),
     "each its best": ((1, 2), (0, 1)),  # a client's best model is kept in its state
@@ -79,6 +80,7 @@ MOVED = {
     "sent one by one": ((3, 6), (4, 3)),
     "noised": ((3, 6), (4, 3)),
     "no room": ((3, 6), (4, 3)),
+    "no room at one": ((1, 1), (0, 0), (4, 3)),
     "room for a part": ((2, 2), (1, 1)),
 }
 
@@ -106,12 +108,19 @@ def trained(folder: str, case: str, comm: Any) -> tuple[str, dict[str, int]]:
     return digest, {way: seen[-1].get(way, 0) - seen[-2].get(way, 0) for way in ("up", "down")}
 
 
+def tell_free(case: str) -> None:
+    """The device says from now on how much of its memory is free, where the case has an opinion; else nothing."""
+    changes = CASES[case][1]
+    free = changes.get("free", 0) if changes.get("at", os.environ["RANK"]) == os.environ["RANK"] else 0
+    devices.free_bytes = lambda device: (free, free)
+
+
 def a_round(folder: str, cases: Sequence[str], ports: list[int]) -> dict[str, tuple[str, tuple[float, float]]]:
     """Case -> digest after three rounds, and vectors that a third round moves up to this rank's device, and down."""
     device, found, left = install_nccl(), {}, iter(ports)
     projection(torch.zeros(1, dtype=torch.float64, device=device))  # whose factors go there once
     for case in cases:
-        devices.free_bytes = lambda device, free=CASES[case][1].get("free", 0): (free, free)  # type: ignore[misc]
+        tell_free(case)
         os.environ["MASTER_PORT"] = str(next(left))
         with DistributedCommunicator.join(NAMES, timeout_s=30, device=device, grace_s=0.5) as comm:
             comm.preflight({"config": "same"})
@@ -139,10 +148,11 @@ def test_vectors_of_a_round_stay_on_the_device_and_have_the_bits_of_one_process(
     server, *workers = run_ranks(a_round, 3, str(tmp_path), cases, ports, timeout=250)
     (bits,) = run_ranks(alone, 1, cases)
     assert {case: digest for case, (digest, _) in server.items()} == bits
-    # FedAvg is there five times, and with equal steps FedNova is FedProx
+    # FedAvg is there six times, and with equal steps FedNova is FedProx
     assert len({*bits.values()}) == (9 if cases == tuple(CASES) else 3)
-    for worker in workers:
-        assert {case: (server[case][1], worker[case][1]) for case in cases} == {case: MOVED[case] for case in cases}
+    for place, worker in enumerate(workers, start=1):
+        expected = {case: (MOVED[case][0], MOVED[case][min(place, len(MOVED[case]) - 1)]) for case in cases}
+        assert {case: (server[case][1], worker[case][1]) for case in cases} == expected
 
 
 def in_one_process(cases: Sequence[str]) -> dict[str, tuple[str, tuple[float, float]]]:
@@ -150,7 +160,7 @@ def in_one_process(cases: Sequence[str]) -> dict[str, tuple[str, tuple[float, fl
     device, found = install(), {}
     devices.own = lambda choice, **about: device  # type: ignore[assignment]
     for case in cases:
-        devices.free_bytes = lambda device, free=CASES[case][1].get("free", 0): (free, free)  # type: ignore[misc]
+        tell_free(case)
         with tempfile.TemporaryDirectory() as folder:
             digest, moved = trained(folder, case, None)
         found[case] = digest, (round(moved["up"] / (4 * WIDTH), 1), round(moved["down"] / (4 * WIDTH), 1))
