@@ -110,7 +110,7 @@ def _own_control(job: ClientJob, like: Tensor) -> Tensor:
 
 
 def _full_gradient(job: ClientJob, weights: Tensor) -> Tensor:
-    """Mean gradient over all the client's examples at `weights`, where these lie; dropout off, over the shared layout."""
+    """Mean gradient over all the client's examples at `weights`, where these lie; dropout off, flat as they are."""
     engine, size = job.engine, job.hp.batch_size
     engine.start(weights, job.private, job.hp, steps=1, seed=job.seed("full gradient"))
     engine.module.eval()

@@ -65,7 +65,7 @@ SHOWN = ("each its best", "scaffold", "no room at one")
 """Cases that differ most; the others take longer than they are worth every time."""
 OF_SYSTEM = ("exchange", "megabytes", "free", "at")
 MOVED: dict[str, tuple[tuple[int, int], ...]] = {
-    # vectors up and down: at the server's rank, which trains two clients, and at each of the workers, or at both of them
+    # vectors up and down: at the server's rank, which trains two clients, and at each of the workers, or at both
     "fedavg": ((1, 1), (0, 0)),
     "evaluated": ((1, 1), (0, 0)),
     "each its best": ((1, 2), (0, 1)),  # a client's best model is kept in its state

@@ -1,4 +1,4 @@
-"""Which runs may keep the vectors of a round on devices, what that takes there, and what rules of one's own must say."""
+"""Which runs may keep the vectors of a round on devices, what that takes, and what rules of one's own must say."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ def test_what_looks_at_vectors_on_the_host_is_said(
 
 
 @pytest.mark.parametrize(("megabytes", "vectors"), [(1024, 4), (2, 3), (1, 2)])
-def test_a_device_has_what_was_received_and_the_updates_that_wait(
-    megabytes: int, vectors: int, tmp_path: Path
-) -> None:
+def test_a_device_has_what_was_received_and_the_updates_that_wait(megabytes: int, vectors: int, tmp_path: Path) -> None:
     """Five clients on two workers are three at most; what `system.update_memory_mb` does not hold is in files."""
     found = built(tmp_path, client=replace(SGD), system=SystemConfig(server_works=False, update_memory_mb=megabytes))
     assert memory_bytes(found) == vectors << 20
