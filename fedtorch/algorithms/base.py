@@ -110,6 +110,10 @@ class Algorithm:
     empty. `server_update` replaces them; of one that only grew, what is new travels"""
     is_personal: ClassVar[bool] = False
     """clients are evaluated with models of their own, each at its home"""
+    on_device: ClassVar[bool] = False
+    """do the functions for clients that this very class defines (`client_update`, `correction`, `report`) take received
+    vectors, and send, on the engine's device? They then mix them with nothing that is on the CPU, such as states. Where
+    all classes that define one say so, vectors need not cross to the host in a round over NCCL"""
     of_run: ClassVar[RunFacts | None] = None
     """facts of the run that it is part of; None before there is one, see `in_run`"""
 
@@ -133,6 +137,7 @@ class Algorithm:
             trains_server=overrides(cls, "server_train", Algorithm),
             steps_with_optimizer=not overrides(cls, "server_update", Algorithm),
             reads_initial=not all(base.__module__.startswith("fedtorch.") for base in of_clients),
+            stays_on_device=bool(of_clients) and all(vars(base).get("on_device", False) for base in of_clients),
         )
 
     def in_run(self, facts: RunFacts) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.algorithms.limits import Limits, why_not_weighed
@@ -22,6 +22,7 @@ class Ditto(PersonalModel):
     personal and a global step in turn on the same mini-batch.
     """
 
+    on_device: ClassVar[bool] = True
     lam: float = 0.1
     """lambda, the pull of the personal model towards the received one; 0 is local training"""
     form: Literal["full", "simplified"] = "full"

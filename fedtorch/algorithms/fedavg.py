@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -35,6 +35,7 @@ class FedAvg(Algorithm):
     the FedOpt family of Reddi et al. 2020.
     """
 
+    on_device: ClassVar[bool] = True
     weights: Literal["size", "equal", "declared", "loss_reduction", "lorar"] = "size"
     """what a client's weight in the average is proportional to: n_i, 1, the number that `privacy.units` declares, ΔL_i,
     or n_i ΔL_i"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import fsum
+from typing import ClassVar
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
@@ -24,6 +25,7 @@ class FedNova(FedAvg):
     tau_eff·p_i/‖a_i‖₁, which may add up to more or less than 1. Equal numbers of steps give FedAvg.
     """
 
+    on_device: ClassVar[bool] = True
     mu: float = 0.0
     """proximal term of the local objective, as in FedProx; changes ‖a_i‖₁"""
 

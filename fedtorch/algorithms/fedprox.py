@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from fedtorch.train.job import ClientJob
 class FedProx(FedAvg):
     """FedAvg on h_i(w) = f_i(w) + (mu/2)·‖w − w^t‖², over the trained shared parameters."""
 
+    on_device: ClassVar[bool] = True
     mu: float = 0.01
     """strength of the pull; 0 is FedAvg to the bit. The Lorar paper's best is 1e-4"""
 

@@ -56,6 +56,8 @@ class Limits:
     `algorithms.sums.why_not_saved` finds of the class. What its steps change must be in the engine or among the `held`
     tensors of `job.train`. A class with steps or a `client_update` of its own that keeps to it says so by an empty
     reason"""
+    stays_on_device: bool = False
+    """do its clients take what they received, and send, where the engine computes? `Algorithm.on_device` decides"""
     trainings: int = 1
     """of a client in a round on its own rows, each of as many steps: all of them are on the account of its rows"""
     public_numbers: tuple[str, ...] = ()

@@ -32,6 +32,7 @@ class Scaffold(FedAvg):
     `server.optimizer: sgd`, or 1 with `none`.
     """
 
+    on_device: ClassVar[bool] = True
     exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights", "control")
     weights: Literal["equal"] = "equal"
     """the paper's means are unweighted"""
@@ -68,7 +69,7 @@ class Scaffold(FedAvg):
     def client_update(self, job: ClientJob) -> Report:
         """Corrected local training; the new c_i goes into the client's state."""
         received, control = job.received["weights"], job.received["control"]
-        own = job.state.tensors.get("control", torch.zeros_like(control))
+        own = _own_control(job, control)
         fresh = _full_gradient(job, received) if self.option == "I" else None
         curve = job.train(received, before_step=self.correction(job))
         sent = job.send_difference(received)
@@ -77,14 +78,13 @@ class Scaffold(FedAvg):
             scale = 1.0 / (curve.taken * job.hp.lr) if curve.taken else 0.0
             fresh = own - control + sent * scale if curve.taken else own
         job.send_difference(own, fresh, name="control")
-        job.state.tensors["control"] = fresh
+        job.state.tensors["control"] = fresh.cpu()
         return self.report(job, curve)
 
     def correction(self, job: ClientJob) -> GradientHook | None:
         """Adds c − c_i to the gradient."""
         control = job.received["control"]
-        shift = control - job.state.tensors.get("control", torch.zeros_like(control))
-        shifts = job.engine.shared_views(job.engine.placed(shift))
+        shifts = job.engine.shared_views(job.engine.placed(control - _own_control(job, control)))
 
         @torch.no_grad()
         def shift_gradients(engine: Engine) -> None:
@@ -103,8 +103,14 @@ class Scaffold(FedAvg):
         server.optimizer.step(server, weights_grad)
 
 
+def _own_control(job: ClientJob, like: Tensor) -> Tensor:
+    """The client's c_i where `like` lies; zeros before its first round."""
+    own = job.state.tensors.get("control")
+    return torch.zeros_like(like) if own is None else own.to(like.device)
+
+
 def _full_gradient(job: ClientJob, weights: Tensor) -> Tensor:
-    """Mean gradient over all the client's examples at `weights`, dropout off; flat over the shared layout."""
+    """Mean gradient over all the client's examples at `weights`, where these lie; dropout off, flat as they are."""
     engine, size = job.engine, job.hp.batch_size
     engine.start(weights, job.private, job.hp, steps=1, seed=job.seed("full gradient"))
     engine.module.eval()
@@ -113,7 +119,7 @@ def _full_gradient(job: ClientJob, weights: Tensor) -> Tensor:
         engine.backward(partial(_part_of_mean, job, len(part)), job.task.collate(part, True))
         job.on_step(0)
     engine.collect_gradients()
-    flat = engine.shared.empty()
+    flat = torch.zeros_like(weights)
     for view, gradient in zip(engine.shared_views(flat), engine.shared_gradients(), strict=True):
         view.copy_(gradient)
     return flat

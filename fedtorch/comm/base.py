@@ -59,7 +59,8 @@ class Communicator(ABC):
     """Moves weights, updates and numbers between the server (rank 0) and all ranks.
 
     Every method is called by every rank in the same order, except where it says otherwise; only `barrier`, `meet` and
-    `preflight` may be waited in for long, so every phase begins with one of them. Tensors are flat CPU vectors.
+    `preflight` may be waited in for long, so every phase begins with one of them. Tensors are flat vectors, on the
+    CPU; those of `broadcast` and the updates of a sum may also lie on `vector.device`.
     When a method raises DeadlineError, PreflightError or FedtorchError the communicator cannot be used any more;
     leave it (`with` or `close`), which tells the other ranks at once, and end the process.
     """

@@ -13,7 +13,8 @@ from fedtorch.comm.sparse.messages import count_replicated
 from fedtorch.comm.sparse.peers import Alone
 from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.checks import SumCheck
-from fedtorch.comm.sums.reproducible import Accumulator, SumScale
+from fedtorch.comm.sums.device_sum import accumulator_for
+from fedtorch.comm.sums.reproducible import SumScale
 from fedtorch.comm.transport.windows import WINDOW, windows
 from fedtorch.comm.wire import Packet, decode, encode
 from fedtorch.core.update import Report, UpdateBuffer
@@ -28,10 +29,10 @@ class LocalUpdates(AcceptedUpdates):
 
     def _each(self) -> Iterator[tuple[Tensor, str]]:
         for report in self.reports:
-            yield self._local.get(report.client), ""
+            yield self._local.get(report.client).cpu(), ""
 
     def _windows(self, damaged: dict[str, str]) -> Iterator[Tensor]:
-        grads = [self._local.get(report.client) for report in self.reports]
+        grads = [self._local.get(report.client).cpu() for report in self.reports]
         for start, stop in windows(len(grads[0]) if grads else 0):
             yield torch.stack([grad[start:stop] for grad in grads])
 
@@ -40,7 +41,7 @@ class LocalUpdates(AcceptedUpdates):
     ) -> Tensor:
         grads = [(self._local.get(report.client), weight) for report, weight in terms]
         out = self._local.sums.lend(len(grads[0][0]) if grads else self.size, self.sum_dtype)
-        accumulator = Accumulator(min(len(out), WINDOW), self.dtype, self._local.sums)
+        accumulator = accumulator_for(grads, min(len(out), WINDOW), self.dtype, self._local.sums)
         for start, stop in windows(len(out)):
             accumulator.reset(scale)
             for grad, weight in grads:

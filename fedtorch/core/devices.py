@@ -113,6 +113,14 @@ def why_no_kernels(device: torch.device) -> str:
     return f"{shown} (it has {', '.join(built)})" if built else ""
 
 
+def has_float64(device: torch.device) -> bool:
+    """Can the device compute in float64, in which sums and norms are exact? Not every kind can."""
+    try:
+        return bool(torch.zeros(1, dtype=torch.float64, device=device).add_(1.0).item() == 1.0)
+    except (TypeError, RuntimeError):
+        return False
+
+
 def free_bytes(device: torch.device) -> tuple[int, int]:
     """Memory of a GPU that nobody uses, and all of it, in bytes; (0, 0) for the CPU."""
     if not is_gpu(device) or device.type != KIND:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
-from fedtorch.core import kernels
+from fedtorch.core import device_norms, kernels
 from fedtorch.core.kernels import squares_and_max
 
 _Chunks = tuple[npt.NDArray[np.float64], npt.NDArray[Any]]
@@ -24,17 +25,24 @@ _SAFE = 1e140  # squares of numbers between its inverse and itself, and their su
 
 
 def norm_and_max(vector: Tensor) -> tuple[float, float]:
-    """(L2 norm, largest absolute value) of a flat CPU vector of fp32 or float64, in one pass; (0, 0) if it is empty.
+    """(L2 norm, largest absolute value) of a flat vector of fp32 or float64, in one pass; (0, 0) if it is empty.
 
     Squares are taken and added in float64. The largest value is exact. Both are finite exactly when all elements are
-    (and the norm is below 1.8e308).
+    (and the norm is below 1.8e308). A vector on a device is measured there, to the same bits.
     """
+    if vector.device.type != "cpu":
+        return _on_device(vector.detach())
     values = vector.detach().numpy()
     return _of_chunks(lambda: squares_and_max(values, CHUNK), values)
 
 
 def difference(start: Tensor, vector: Tensor, out: Tensor) -> tuple[float, float]:
-    """`norm_and_max` of out = start − vector, in the same pass: the same bits. `out` may be `vector`; one dtype."""
+    """`norm_and_max` of out = start − vector, in the same pass: the same bits. `out` may be `vector`; one dtype.
+
+    All three lie on the CPU, or on one device.
+    """
+    if out.device.type != "cpu":
+        return norm_and_max(torch.sub(start.detach(), vector.detach(), out=out.detach()))
     values = out.detach().numpy()
     first, second = (each.detach().numpy() for each in (start, vector))
     return _of_chunks(lambda: kernels.difference(first, second, values, CHUNK), values)
@@ -52,6 +60,14 @@ def copied(vector: Tensor, out: Tensor) -> tuple[float, float]:
 def is_finite(vector: Tensor) -> bool:
     """Is every element? One pass without a mask, unless something is wrong or the sum is beyond the dtype."""
     return math.isfinite(vector.sum().item()) or bool(vector.isfinite().all())
+
+
+def _on_device(vector: Tensor) -> tuple[float, float]:
+    """`norm_and_max` where the vector lies; on the CPU where squares would leave the range of float64."""
+    squares, largest = _squares_and_max(lambda: device_norms.squares_and_max(vector, CHUNK))
+    if 0 < largest < math.inf and not 1 / _SAFE < largest < _SAFE:
+        return norm_and_max(vector.cpu())
+    return math.sqrt(squares), largest
 
 
 def _of_chunks(measure: Callable[[], _Chunks], values: npt.NDArray[Any]) -> tuple[float, float]:

@@ -138,6 +138,8 @@ class UpdateBuffer:
         sum_dtype: of what updates come to; None: theirs.
         """
         self.size, self.dtype, self.folder = size, dtype, folder
+        self.device = torch.device("cpu")
+        """where updates lie that stay in memory, of which they take as much there; may be changed before the first"""
         self.sum_dtype = dtype if sum_dtype is None else sum_dtype
         self.places, self.layout, self._lender = places or _everywhere, layout, lender or _nobody
         self._lengths = lengths
@@ -151,8 +153,12 @@ class UpdateBuffer:
 
     def blank(self) -> Tensor:
         """A vector of shape (size,) to fill and then `put`; the same one until it is put. Holds what was left in it."""
-        if self._blank is None:
-            self._blank = self._free.pop() if self._free else self._make(self.size, self.dtype)
+        if self._blank is None and self._free:
+            self._blank = self._free.pop()
+        elif self._blank is None and self.device.type != "cpu":
+            self._blank = torch.empty(self.size, dtype=self.dtype, device=self.device)
+        elif self._blank is None:
+            self._blank = self._make(self.size, self.dtype)
         return self._blank
 
     def _make(self, size: int, dtype: torch.dtype) -> Tensor:

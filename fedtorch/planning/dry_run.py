@@ -14,6 +14,7 @@ from fedtorch.planning.promise import describe_private, describe_public_sum
 from fedtorch.planning.scale import Cluster, describe_scale
 from fedtorch.rounds.context import keeps_state
 from fedtorch.rounds.placement import costs
+from fedtorch.rounds.residence import memory_bytes, why_on_host
 from fedtorch.rounds.save_schedule import SaveSchedule
 from fedtorch.setup.build import BuiltRun
 from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, optimizer_numbers, states
@@ -150,10 +151,20 @@ def _memory(built: BuiltRun) -> str:
         f"memory per rank, without activations and libraries: {text}",
         f"while the model is built: {whole:,.0f} MiB of the host's memory for each rank of a machine",
     ]
+    if vectors and built.topology.num_ranks > 1:
+        lines.append(_on_devices(built))
     if config.engine.kind == "deepspeed":
         for ranks in sorted(set(built.topology.sizes)):
             lines += ["", *_model_states(built, state, ranks)]
     return "\n".join(lines)
+
+
+def _on_devices(built: BuiltRun) -> str:
+    """Where the vectors of a round are, with NCCL."""
+    if why := why_on_host(built):
+        return f"over NCCL the vectors of a round go through the host's memory: {why}"
+    there = memory_bytes(built) / 2**20
+    return f"over NCCL updates and what was received stay on each GPU that has the room: {there:,.0f} MiB of it"
 
 
 def _model_states(built: BuiltRun, moments: float, ranks: int) -> list[str]:

@@ -136,7 +136,8 @@ class ClientScorer:
         context.comm.heartbeat(phase="evaluate", round=context.round, client=name)
         context.working(f"evaluating {name}")
         examples, size = self._load(name, split), context.config.eval.batch_size
-        components.engine.load(weights, private)
+        is_received = weights.data_ptr() == context.vectors.weights.data_ptr()
+        components.engine.load(weights, private, version=context.vectors.version if is_received else None)
         result: Scores = {}
         counts = self._counts(name, split)
         if counts:

@@ -98,6 +98,11 @@ class RoundContext:
             sum_dtype=own or flat.dtype,
         )
 
+    def begin_vectors(self) -> None:
+        """Begin with the initial weights, which all ranks have by now, and settle where vectors and updates lie."""
+        self.vectors.begin()
+        self.updates.device = self.vectors.place
+
     @cached_property
     def sent_places(self) -> SentPlaces:
         """Places of each client's vector that travel in the round under way."""

@@ -237,7 +237,7 @@ class Evaluation:
         """
         weights, private = self.scorer.model(name)
         is_own = self.by_client or weights.data_ptr() != self.context.vectors.weights.data_ptr()
-        BestModel(state).keep_client_model(weights.clone() if is_own else None, private)
+        BestModel(state).keep_client_model(weights.to("cpu", copy=True) if is_own else None, private)
         self._commit(name, state)
 
     def _commit(self, name: str, state: ClientState) -> None:

@@ -18,8 +18,10 @@ from fedtorch.core.state_keys import WEIGHTS
 from fedtorch.core.weights import Layout
 from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.membership import Membership
+from fedtorch.rounds.residence import CPU, place_of
 from fedtorch.rounds.scalar_record import ScalarRecord, head_of
 from fedtorch.rounds.varying import VaryingVectors
+from fedtorch.train.pinned_copy import PinnedCopier
 from fedtorch.trust.merkle import vector_root
 
 
@@ -46,30 +48,45 @@ class ExchangedVectors:
         self.model = components.algorithm.model()
         """what makes the weights of the first one; None: they are it"""
         self._record: ScalarRecord | None = None
+        self.place = CPU
+        """where clients of this rank get them, from `begin` on; the server's own are on the CPU"""
         make = partial(torch.zeros, dtype=layout.dtype) if has_messages else self._comm.vector.make
         self.flat = make(layout.size * len(self._algorithm.exchanged_vectors), dtype=layout.dtype)
         """the vectors end to end in the order of `Algorithm.exchanged_vectors`, for reading; on the server
         `server.tensors` are views of it, so nothing is copied before a broadcast"""
+        self._sent: Tensor | None = None
+        """on the server whose clients get them elsewhere: a copy of them there, from where they are broadcast too"""
+        self._copier = PinnedCopier(CPU)
+        self.version = object()
+        """another object wherever the vectors may have changed on this rank"""
         self._state = _State.UNLIKE
 
     def by_name(self) -> dict[str, Tensor]:
         """Views of the vectors by the names of `Algorithm.exchanged_vectors`."""
+        return self._named(self.flat)
+
+    def _named(self, flat: Tensor) -> dict[str, Tensor]:
         names = self._algorithm.exchanged_vectors
-        return dict(zip(names, self.flat.chunk(len(names)), strict=True)) if names else {}
+        return dict(zip(names, flat.chunk(len(names)), strict=True)) if names else {}
 
     def for_clients(self) -> dict[str, Tensor]:
-        """The vectors by name, and `weights` also where these are none of them."""
-        found = self.by_name()
+        """The vectors by name where clients of this rank get them, and `weights` also where these are none of them."""
+        found = self._named(self._received)
         return found if self.model is None else {WEIGHTS: self.weights, **found}
+
+    @property
+    def _received(self) -> Tensor:
+        """The vectors as this rank received them last, end to end; on the server the present ones."""
+        return self._sent if self._sent is not None and self._state is _State.ALIKE else self.flat
 
     @contextmanager
     def received_as(self, flat: Tensor) -> Iterator[None]:
         """Within it, jobs on this rank start from these vectors, which are an older version; laid end to end."""
-        present, self.flat = self.flat, flat
+        present, self.flat, self.version = self.flat, flat, object()
         try:
             yield
         finally:
-            self.flat = present
+            self.flat, self.version = present, object()
 
     @property
     def first(self) -> Tensor:
@@ -81,7 +98,9 @@ class ExchangedVectors:
         """The shared weights this rank received last (on the server: the current ones), flat."""
         if not self._algorithm.exchanged_vectors:
             return self._components.engine.initial_shared
-        return self.first if self.model is None else self.model.weights(self._initial, self.first)
+        if self.model is not None:
+            return self.model.weights(self._initial, self.first)
+        return self._received[: self.layout.size]
 
     @property
     def _initial(self) -> Tensor:
@@ -122,7 +141,10 @@ class ExchangedVectors:
         return torch.empty(self.layout.size, dtype=self.layout.dtype)
 
     def begin(self) -> None:
-        """The vectors of all ranks, which have the same initial weights, begin with these; or with zero."""
+        """The vectors of all ranks, which have the same initial weights, begin with these; or with zero.
+
+        Payloads have their way by then, so it is known whether vectors may stay on this rank's device.
+        """
         if not self._algorithm.exchanged_vectors:
             return
         initial = self._components.engine.initial()[0] if self.model is None else torch.zeros_like(self.first)
@@ -130,16 +152,31 @@ class ExchangedVectors:
             self.first.copy_(initial)
         if not self._has_messages:
             self.flat = self._comm.vector.share(self.flat)
+        self._settle()
         if not self._comm.is_server and not self._comm.vector.is_shared(self.flat):
             self.first.copy_(initial)
-        self._state = _State.ALIKE
+        if self._sent is not None:
+            self._copier.upload(self.flat, self._sent)
+        self._state, self.version = _State.ALIKE, object()
+
+    def _settle(self) -> None:
+        """Where clients of this rank get the vectors on its device, make room for them there."""
+        self.place = CPU if self._has_messages else place_of(self._components)
+        if self.place == CPU:
+            return
+        self._copier, there = PinnedCopier(self.place), torch.zeros_like(self.flat, device=self.place)
+        if self._comm.is_server:
+            self._sent = there
+        else:
+            self.flat = there
 
     def written(self, *, everywhere: bool = False) -> None:
         """The server's vectors were written otherwise than by a round's step. everywhere: on all ranks alike."""
-        self._state = _State.ALIKE if everywhere else _State.UNLIKE
+        self._state, self.version = _State.ALIKE if everywhere else _State.UNLIKE, object()
 
     def stepped(self) -> None:
         """The server took a round's step; so did every rank, where clients send messages."""
+        self.version = object()
         if not self._has_messages:
             self._state = _State.STEPPED if self._state is _State.ALIKE else _State.UNLIKE
 
@@ -152,9 +189,11 @@ class ExchangedVectors:
         if self._state is _State.STEPPED:
             places = self._algorithm.places("broadcast", self.layout, "", self._members.progress.round - 1)
         part = self.flat if places is None else places.take(self.flat)
+        if self._sent is not None:
+            self._copier.upload(self.flat, part := self._sent)
         self._members.barrier("broadcast", vector=part if part.numel() else None)
         self._send(part, places, server_tensors)
-        self._state = _State.ALIKE
+        self._state, self.version = _State.ALIKE, object()
 
     def _send(self, part: Tensor, places: Places | None, server_tensors: Mapping[str, Tensor]) -> None:
         round = self._members.progress.round

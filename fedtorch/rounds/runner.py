@@ -228,7 +228,7 @@ class Runner:
         for part in engine.initial():
             if part.numel():
                 context.comm.broadcast(part.view(-1))
-        context.vectors.begin()
+        context.begin_vectors()
         engine.adopt_initial(context.spill)
         is_needed = context.algorithm.limits.reads_initial or self.components.is_engine_shared
         is_needed = is_needed or bool(self.components.task.refers_to) or context.config.has_trainers

@@ -74,7 +74,7 @@ class DeepSpeedEngine(ZeroWeights):
         super().join(worker)
         self._connect = connect
 
-    def load(self, shared: Tensor, private: Tensor | None = None) -> None:
+    def load(self, shared: Tensor, private: Tensor | None = None, *, version: object | None = None) -> None:
         """Load shared and private weights; all ranks of the worker together."""
         if self._failed:
             self._rebuild()

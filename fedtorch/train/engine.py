@@ -14,10 +14,10 @@ from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core import devices
 from fedtorch.core.seeds import seed_torch
 from fedtorch.core.state_keys import part_of
-from fedtorch.core.weights import Layout, Partition, aligned, bind, keep_bound
+from fedtorch.core.weights import Layout, Partition, bind, keep_bound
 from fedtorch.train.batches import SplitBatch
 from fedtorch.train.buffers import InitialBuffers
-from fedtorch.train.initial import InitialVectors
+from fedtorch.train.initial import EngineWeights
 from fedtorch.train.model_parallel import ParameterOwners, clip_gradients, collect_shared
 from fedtorch.train.moment import (
     BUFFER,
@@ -38,7 +38,7 @@ from fedtorch.train.whole_passes import Connect, LossFunction
 GradientHook = Callable[["Engine"], "Tensor | None"]
 
 
-class Engine(InitialVectors):
+class Engine(EngineWeights):
     """Trains and evaluates one module for any client of this worker.
 
     Parameters that are not `fixed` are views of three flat vectors on `device`. Nothing is built or copied per client.
@@ -124,50 +124,6 @@ class Engine(InitialVectors):
     def join(self, worker: WorkerGroup | None, connect: Connect | None = None) -> None:
         """Take part in a worker whose engines do the same steps. connect: of a task that `passes_together`."""
         self.worker = worker
-
-    @property
-    def flat(self) -> Tensor:
-        """The present shared weights, flat; may share memory with the module."""
-        return self._flat
-
-    @property
-    def flat_private(self) -> Tensor:
-        """The present private weights, flat; may share memory with the module."""
-        return self._flat_private
-
-    def snapshot(self, out: Tensor | None = None) -> Tensor:
-        """A copy of the present shared weights, flat, on the CPU; in `out` if it is given."""
-        return self._copier.download(self.flat, out)
-
-    def snapshot_private(self) -> Tensor:
-        """Copy the private weights."""
-        return self._copier.download(self.flat_private)
-
-    @torch.no_grad()
-    def difference(self, start: Tensor, out: Tensor | None = None) -> Tensor:
-        """`start` − the present shared weights, flat, on the CPU as `start` is; in `out` if it is given."""
-        return torch.sub(start, self.on_cpu(out), out=out)
-
-    def on_cpu(self, out: Tensor | None = None) -> Tensor:
-        """The present shared weights, flat: the module's own memory if that is the CPU's, else in `out` if given."""
-        flat = self.flat.detach()
-        return flat if flat.device.type == "cpu" else self._copier.download(flat, out)
-
-    def placed(self, flat: Tensor) -> Tensor:
-        """The flat CPU vector on this engine's device, to be computed with; on the CPU itself, or a copy, `aligned`."""
-        if self.device.type == "cpu":
-            return aligned(flat)
-        self._copier.upload(flat, there := torch.empty_like(flat, device=self.device))
-        return there
-
-    @torch.no_grad()
-    def load(self, shared: Tensor, private: Tensor | None = None) -> None:
-        """Set all weights: `shared` flat over the shared layout, `private` or else the initial private ones."""
-        if shared is not self._shared:
-            self._part()
-        self._copier.upload(shared, self.flat)
-        self._copier.upload(self.initial_private if private is None else private, self.flat_private)
-        self._buffers.put_back()
 
     @contextmanager
     def exported(self) -> Iterator[nn.Module]:

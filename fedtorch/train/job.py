@@ -62,7 +62,8 @@ class ClientJob:
     run_seed: int
     """see `seed`"""
     received: Mapping[str, Tensor]
-    """what the server broadcast, flat CPU vectors by name (`Algorithm.exchanged_vectors`); read only"""
+    """what the server broadcast, flat vectors by name (`Algorithm.exchanged_vectors`), read only: on the CPU, or on the
+    engine's device where the algorithm takes them there (`Algorithm.on_device`)"""
     state: ClientState
     """what the client keeps; the algorithm replaces entries. Taken back if the client fails or is refused"""
     outgoing: Outgoing
@@ -253,7 +254,7 @@ class ClientJob:
             tensors["own"] = self.private
         found: list[bytes | memoryview] = []
         for name in sorted(tensors):
-            values = tensors[name].detach().reshape(-1).contiguous().view(torch.uint8).numpy()
+            values = tensors[name].detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
             found += [name.encode(), values.data]
         numbers = sorted((name, number) for name, number in self.state.numbers.items() if self._is_own(name))
         return [*found, repr((numbers, hp, planned, run_steps, self.round)).encode()]
@@ -278,7 +279,8 @@ class ClientJob:
     def send_difference(self, received: Tensor, trained: Tensor | None = None, *, name: str = keys.WEIGHTS) -> Tensor:
         """Send `received` − `trained`, by default the pseudo-gradient; trained: None is the weights in the engine.
 
-        Both flat on the CPU. Written straight to where it is sent from: what is returned is to be read only.
+        Both flat, and in one place: on the CPU, or on the engine's device. Written straight to where it is sent from:
+        what is returned is to be read only.
 
         Raises:
             UpdateError: as `send`.
@@ -286,7 +288,7 @@ class ClientJob:
         if self.sum is not None:  # whoever looks at what is returned looks at a part of a noised sum
             self.send(name, self.sum)
             return self.sum
-        return self.outgoing.subtract(name, received, self.engine.on_cpu if trained is None else lambda _: trained)
+        return self.outgoing.subtract(name, received, self.engine.beside if trained is None else lambda _: trained)
 
     def collated(self, plans: Sequence[StepPlan], examples: Sequence[Any]) -> Iterator[Step]:
         """The planned steps with their batches, collated one step at a time."""

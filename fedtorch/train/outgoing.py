@@ -25,7 +25,7 @@ class Outgoing(Mapping[str, Tensor]):
 
     def __init__(self, flat: Tensor, names: Sequence[str], algorithm: str) -> None:
         self.flat = flat
-        """all places end to end, on the CPU"""
+        """all places end to end; on the CPU, or where the engine computes"""
         self.algorithm = algorithm
         """name of the algorithm's class, for errors"""
         # `data` gives each place a count of its own of the writes to it, see `_adopt`

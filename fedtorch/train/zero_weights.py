@@ -27,7 +27,7 @@ class ZeroWeights(Engine):
     _forgotten: frozenset[str] = frozenset()
     _fixed_values: Mapping[str, Tensor] = MappingProxyType({})  # in the module's own precision
 
-    def load(self, shared: Tensor, private: Tensor | None = None) -> None:
+    def load(self, shared: Tensor, private: Tensor | None = None, *, version: object | None = None) -> None:
         """Load shared and private weights."""
         if self._tensors is None:
             super().load(shared, private)

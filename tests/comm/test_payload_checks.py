@@ -21,8 +21,8 @@ from fedtorch.comm.sums import local_updates, reproducible, server_updates
 from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.checks import SumCheck, projection
 from fedtorch.comm.sums.reproducible import SumScale
-from fedtorch.comm.transport import windows
-from fedtorch.comm.transport.digests import WindowDigest, window_digest
+from fedtorch.comm.transport import digests, windows
+from fedtorch.comm.transport.digests import WindowDigest, sums_of_bits, window_digest
 from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.header import Op
 from fedtorch.core.errors import FedtorchError, PreflightError
@@ -287,6 +287,26 @@ def test_a_digest_depends_on_bytes_length_and_dtype() -> None:
     zeros = torch.zeros(8)
     found = {window_digest(t) for t in (zeros, zeros[:4], zeros.to(torch.int32), zeros[:4].double(), zeros.byte())}
     assert len(found) == 5 and window_digest(zeros) == window_digest(zeros.clone())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
+def test_sums_of_bits_notice_every_bit_and_places_that_are_exchanged(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (digests, windows):
+        monkeypatch.setattr(module, "WINDOW", 100)
+    payload = (torch.randn(250, generator=generator_for(0, "test"), dtype=torch.float64) * 100).to(dtype)
+    found = sums_of_bits(payload)
+    assert len(found) == 3 and found == sums_of_bits(payload.clone()) and sums_of_bits(payload[:0]) == []
+    for place in (0, 99, 100, 249):
+        for bit in range(8 * payload.itemsize):
+            changed = payload.clone()
+            changed.view(torch.uint8)[place * payload.itemsize + bit // 8] ^= 1 << bit % 8
+            other = sums_of_bits(changed)
+            assert [one != two for one, two in zip(found, other, strict=True)] == [k == place // 100 for k in range(3)]
+    swapped = payload.clone()
+    swapped[:2] = payload[:2].flip(0)
+    assert payload[0] == payload[1] or sums_of_bits(swapped) != found
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 9000])

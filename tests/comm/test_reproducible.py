@@ -11,6 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fedtorch.comm.sums.device_sum import DeviceAccumulator
 from fedtorch.comm.sums.reproducible import CHUNK, PIECE, Accumulator, RunningSum, SumScale
 from fedtorch.comm.transport.digests import WindowDigest, window_digest
 from fedtorch.comm.transport.windows import slice_of, windows
@@ -267,3 +268,20 @@ def test_a_vector_is_shown_to_whoever_asks_also_where_others_wait() -> None:
     assert passing.digest == window_digest(second) != window_digest(first)
     assert passing.squares == sum((2.0 * x * 16) ** 2 for x in second.tolist())  # of the whole numbers it stands for
     assert accumulator.result(torch.empty(3)).tolist() == [-7.5, 2.0, 5.5]
+
+
+@given(clients)
+@example([(0.5, [-1.0, 1.0, 0.0]), (0.5, [1.0, 1.0, -0.0])])
+def test_a_sum_of_whole_tensors_as_on_a_device_has_the_same_bits(terms: list[tuple[float, list[float]]]) -> None:
+    weighted = [(weight, torch.tensor(values)) for weight, values in terms]
+    scale = scale_of([weight for weight, _ in weighted], [grad for _, grad in weighted])
+    there, here = DeviceAccumulator(4, torch.float32, torch.device("cpu")), Accumulator(4)
+    for dtype in (torch.float32, torch.float64):
+        for accumulator in (there, here):
+            accumulator.reset(scale)
+            for weight, grad in weighted:
+                accumulator.add(grad, weight)
+        assert there.partial(3).add(0.0).equal(here.partial(3).add(0.0))
+        found, expected = there.result(torch.empty(3, dtype=dtype)), here.result(torch.empty(3, dtype=dtype))
+        assert found.view(torch.uint8).equal(expected.view(torch.uint8))
+    assert there.squares == pytest.approx(here.squares, rel=1e-12)

@@ -204,3 +204,13 @@ def test_why_there_is_no_gpu(built: str | None, driver: bool, said: str, monkeyp
     assert said in devices.why_none()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert devices.names() == ["0", "1"]
+
+
+def test_a_device_without_float64_is_told_from_one_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices.has_float64(devices.CPU)
+
+    def refuses(*size: int, **about: Any) -> torch.Tensor:
+        raise TypeError("this kind of device has no float64")
+
+    monkeypatch.setattr(torch, "zeros", refuses)
+    assert not devices.has_float64(devices.CPU)

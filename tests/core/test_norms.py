@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import Quadratic
 
-from fedtorch.core import kernels
+from fedtorch.core import device_norms, kernels
 from fedtorch.core.kernels import library
-from fedtorch.core.norms import CHUNK, copied, norm_and_max
+from fedtorch.core.norms import CHUNK, _on_device, copied, norm_and_max
 
 NAN, INF = math.nan, math.inf
 
@@ -138,3 +138,31 @@ def test_what_is_measured_of_a_copy_is_what_was_copied() -> None:
     finally:
         over.set()
         thread.join()
+
+
+LENGTHS = [0, 1, 5, 8, 9, 127, 128, 129, 137, 200, 257, 1000, 4097, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 12_345]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("at_once", [1 << 22, 2 * CHUNK])
+def test_a_norm_that_is_added_in_whole_tensors_has_the_same_bits(
+    dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_norms, "_AT_ONCE", at_once)
+    lengths = [*LENGTHS, *np.random.default_rng(0).integers(1, 2 * CHUNK, 40).tolist()]
+    for length in lengths:
+        vector = drawn(length).to(dtype)
+        assert _on_device(vector) == norm_and_max(vector), length
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("place", [3, CHUNK + 3])
+def test_one_number_that_is_not_finite_shows_there_too(value: float, place: int) -> None:
+    vector = drawn(CHUNK + 100)
+    vector[place] = value
+    assert repr(_on_device(vector)) == repr(norm_and_max(vector))
+
+
+def test_squares_beyond_float64_are_scaled_there_too() -> None:
+    vector = drawn(1000).double() * 1e200
+    assert _on_device(vector) == norm_and_max(vector) and math.isfinite(norm_and_max(vector)[0])

@@ -28,6 +28,8 @@ _memory: dict[int, Tensor] = {}  # the numbers by the address of the pretended s
 
 used: Counter[str] = Counter()
 """What a GPU has and a CPU has not -> how often it was asked for."""
+crossed: Counter[str] = Counter()
+"""`up`: bytes that were copied from the host to the device; `down`: from the device to the host."""
 
 
 class Stream:
@@ -227,12 +229,21 @@ def _resized(tensor: Any) -> Any:
     return tensor
 
 
+def _count(source: Tensor, target: torch.device) -> None:
+    """Count a copy from one place to the other."""
+    if source.device.type != target.type:
+        crossed["up" if source.device.type == "cpu" else "down"] += source.nbytes
+
+
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operation: on the real tensors, once they are known to be in one place."""
     name = op._schema.name
     if name == "aten::_copy_from":
+        _count(args[0], args[1].device)
         _real(args[1]).copy_(_real(args[0]))
         return args[1]
+    if name in ("aten::copy_", "aten::_to_copy"):
+        _count(args[-1], args[0].device if name == "aten::copy_" else kwargs.get("device") or args[0].device)
     leaves = tree_leaves((args, kwargs))
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.dim() and name not in _MAY_MIX:

@@ -258,3 +258,29 @@ def test_training_from_the_initial_weights_does_not_change_them() -> None:
     engine.step(loss, [batch(0)], 1)
     assert torch.equal(start, first) and torch.equal(engine.initial_shared, first)
     assert not torch.equal(engine.flat, first)
+
+
+def test_weights_that_are_loaded_already_are_copied_again_only_after_others_or_a_training() -> None:
+    engine = Engine(t5(0.0), Partition(), CPU)
+    first, second = engine.initial_shared.clone(), engine.initial_shared + 1
+    version, copies, upload = object(), list[int](), engine._copier.upload
+
+    def counted(host: torch.Tensor, device: torch.Tensor) -> None:
+        copies.append(host.data_ptr())
+        upload(host, device)
+
+    engine._copier.upload = counted  # type: ignore[method-assign]
+    step = ([batch(0)], 1)
+    for change in (
+        lambda: None,
+        lambda: engine.load(first, version=version),
+        lambda: engine.load(second),
+        lambda: engine.load(second, version=object()),
+        lambda: (engine.start(first, None, SGD, steps=1, seed=0), engine.step(loss, *step)),
+    ):
+        change()
+        engine.load(first, version=version)
+        assert engine.flat.equal(first)
+    taken = [place for place in copies if place in (first.data_ptr(), second.data_ptr())]
+    # none for the second load of the same; one before and one after each of the others
+    assert taken == [first.data_ptr()] + 2 * [second.data_ptr(), first.data_ptr()] + 2 * [first.data_ptr()]

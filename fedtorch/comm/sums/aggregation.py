@@ -187,6 +187,8 @@ class Aggregation:
     def agree(self, op: Op, terms: Sequence[Term]) -> list[tuple[Tensor, float]]:
         """This rank's updates among `terms` with their weights, once all ranks have found theirs.
 
+        Those that lie on a device stay there for a sum that is reduced from there, and come to the CPU for another way.
+
         Raises:
             PreflightError: on all ranks, if one of them has not an update that it should have.
         """
@@ -195,6 +197,8 @@ class Aggregation:
         for term in terms:
             if term.rank == self.group.rank and not problem:
                 found = self._find(term.client, length)
+                if isinstance(found, Tensor) and op is not Op.REDUCE:
+                    found = found.cpu()
                 if isinstance(found, Tensor):
                     own.append((found, term.weight))
                 else:
@@ -229,7 +233,8 @@ class Aggregation:
             grad = self.local.get(self.names[client])
         except (OSError, RuntimeError):
             return Problem.UNREADABLE
-        fits = grad.shape == (length,) and grad.dtype == self.local.dtype and grad.device.type == "cpu"
+        fits = grad.shape == (length,) and grad.dtype == self.local.dtype
+        fits &= grad.device in (torch.device("cpu"), self.local.device)
         return grad.contiguous() if fits else Problem.MISFIT
 
 

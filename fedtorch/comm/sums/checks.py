@@ -55,12 +55,15 @@ def as_numbers(integers: Sequence[int]) -> list[float]:
 
 
 def projection(window: Tensor) -> float:
-    """Σ h_i x_i over a float64 vector, with fixed h_i at random in [-1, 1]: that of a sum is the sum of those."""
+    """Σ h_i x_i over a float64 vector, with fixed h_i at random in [-1, 1]: that of a sum is the sum of those.
+
+    Computed where the window lies; its last bits differ between devices.
+    """
     rows = window.numel() // _ROW
-    factors, weights = _projector()
+    factors, weights = _projector(window.device)
     whole, rest = window[: rows * _ROW].view(rows, _ROW), window[rows * _ROW :]
-    found = torch.dot(torch.mv(whole, factors), weights[:rows]) if rows else torch.zeros((), dtype=torch.float64)
-    return float(found + torch.dot(rest, factors[: len(rest)]))
+    found = torch.dot(rest, factors[: len(rest)])
+    return float(torch.dot(torch.mv(whole, factors), weights[:rows]) + found if rows else found)
 
 
 class SumCheck:
@@ -154,8 +157,9 @@ class LimitCheck(SumCheck):
 
 
 @cache
-def _projector() -> tuple[Tensor, Tensor]:
-    """(h within a row, one factor per row of the longest window)."""
+def _projector(device: torch.device) -> tuple[Tensor, Tensor]:
+    """(h within a row, one factor per row of the longest window), on the device."""
     generator = generator_for(0, "projection of windows")
     drawn = torch.rand(2 * _ROW, generator=generator, dtype=torch.float64) * 2 - 1
+    drawn = drawn.to(device)
     return drawn[:_ROW], drawn[_ROW:]

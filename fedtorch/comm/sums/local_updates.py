@@ -14,6 +14,7 @@ from torch import Tensor
 from fedtorch.comm.sums import sum_slices
 from fedtorch.comm.sums.aggregation import IN_FLIGHT, Aggregation, Term
 from fedtorch.comm.sums.checks import SumCheck, as_integers, as_numbers, projection
+from fedtorch.comm.sums.device_sum import DeviceAccumulator, accumulator_for
 from fedtorch.comm.sums.masked import take_part
 from fedtorch.comm.sums.reproducible import Accumulator, SumScale
 from fedtorch.comm.transport.digests import WindowDigest, window_digest
@@ -73,13 +74,14 @@ def reduce_sum(
     """Add up this rank's updates and, by one group reduce per window, all ranks'.
 
     size: of each. into: on the server, where the sum is written, and what it is compared with.
-    Three windows are on the way, so that reducing overlaps adding.
+    Three windows are on the way, so that reducing overlaps adding. Where one of the updates lies on a device the sum is
+    made there, and reduced from there.
     """
     group, local = aggregation.group, aggregation.local
     lender = OutgoingWindows(group, local.sums) if into is None else local.sums
-    accumulators = [Accumulator(min(size, WINDOW), local.dtype, lender) for _ in range(3)]
+    accumulators = [accumulator_for(own, min(size, WINDOW), local.dtype, lender) for _ in range(3)]
     idle = [*accumulators]
-    reducing: deque[tuple[Transfer, Accumulator, int, int]] = deque()
+    reducing: deque[tuple[Transfer, Accumulator | DeviceAccumulator, int, int]] = deque()
     sent, came = list[float](), list[float]()
 
     def finish() -> None:

@@ -216,9 +216,14 @@ class DistributedUpdates(AcceptedUpdates):
         return whole if places is None else places.spread(whole)
 
     def _transport(self, terms: Sequence[Term]) -> Op:
-        """Choose the way of the sum, by `sum_ways`; where silos check it, each sends one of its own."""
+        """Choose the way of the sum, by `sum_ways`; where silos check it, each sends one of its own.
+
+        From device to device it is reduced, as nothing of it crosses to the host then.
+        """
         if self.sums_only:
             return Op.SEND_SUMS
+        if self._aggregation.local.device.type != "cpu" and not self._aggregation.is_secret:
+            return Op.REDUCE
         held = Counter(term.rank for term in terms)
         return choose(
             [held[rank] for rank in self._group.members],

@@ -1,4 +1,4 @@
-"""How payloads move window by window through a device and a group of its own, as NCCL's."""
+"""How payloads move window by window through a device, or from it, by a group of its own as NCCL's."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from fedtorch.core import devices
 Backend = Literal["gloo", "nccl"]
 WINDOW_BYTES = 8 * WINDOW  # one window of a sum
 SLOTS = 3  # windows on the way: one is filled, one moves, one is emptied
+_UNDER_WAY = 8  # windows that were begun and are not over; of more the driver's queue could hold up the host
 _POLL_S = 1e-4
 _THREADS = 2  # of gloo, as it takes by itself for each device
 _WATCH_EVERY_S = 1.0
@@ -60,6 +61,8 @@ class _Piece:
     """What is filled from it afterwards, one after the other."""
     targets_at: int = 0
     """The element of the window from which on they are filled."""
+    there: Tensor | None = None
+    """The part itself, where it lies on the device and moves as it is."""
 
 
 @dataclass
@@ -85,7 +88,10 @@ class _Job:
 
 
 class Staged:
-    """Tensors through `device`, over a group that only moves what is there (NCCL).
+    """Tensors over a group that only moves what is on `device` (NCCL): those of the CPU through windows there.
+
+    Whole tensors that are broadcast, reduced, sent or received may lie on the device: they move from there, in the same
+    pieces, so one rank may have them there and another on the CPU. They are read and written on the present stream.
 
     Every rank does its operations strictly in the order in which they were begun, at most `SLOTS` windows at a time.
     So two ranks never wait for each other's later operations: a rank other than the server exchanges with the server
@@ -112,7 +118,7 @@ class Staged:
             for _ in range(SLOTS)
         ]
         self._waiting: deque[_Piece] = deque()
-        self._moving: deque[tuple[_Piece, _Slot, Work]] = deque()
+        self._moving: deque[tuple[_Piece, _Slot | None, Work]] = deque()
 
     def broadcast(self, tensor: Tensor) -> Work:
         return self._begin(tensor, self._inner.broadcast, copies_in=self._is_root, copies_out=not self._is_root)
@@ -164,11 +170,14 @@ class Staged:
         self._group = None
 
     def _begin(self, tensor: Tensor, move: Callable[[Tensor], Work], *, copies_in: bool, copies_out: bool) -> Work:
-        job = _Job(self._finish)
+        job, is_there = _Job(self._finish), devices.is_gpu(self._device) and tensor.device == self._device
         for start, stop in _cuts(tensor.numel(), WINDOW_BYTES // tensor.dtype.itemsize):
             part = tensor[start:stop]
             source, targets = part if copies_in else None, [part] if copies_out else []
-            self._add(_Piece(job, move, tensor.dtype, stop - start, source, targets))
+            if is_there:
+                source, targets = None, []
+            there = part if is_there else None
+            self._add(_Piece(job, move, tensor.dtype, stop - start, source, targets, there=there))
         self._advance()
         return job
 
@@ -177,8 +186,15 @@ class Staged:
         self._waiting.append(piece)
 
     def _advance(self) -> None:
-        """Let as many pieces move as there are windows."""
-        while self._waiting and self._idle:
+        """Let as many pieces move as there are windows for them, in order."""
+        while self._waiting and len(self._moving) < _UNDER_WAY:
+            there = self._waiting[0].there
+            if there is not None:
+                piece = self._waiting.popleft()
+                self._moving.append((piece, None, piece.move(there)))
+                continue
+            if not self._idle:
+                return
             piece, slot = self._waiting.popleft(), self._idle.pop()
             host, window = _views(slot, piece)
             with self._on_stream():  # a group of NCCL waits for what is on the current stream
@@ -192,20 +208,27 @@ class Staged:
         """Move on until the job is done; everything begun before it is then done too."""
         while job.pieces_left:
             piece, slot, work = self._moving.popleft()
-            host, window = _views(slot, piece)
-            with self._on_stream():
+            if slot is None:
                 self._await(work)
-                if piece.targets:
-                    host[piece.targets_at :].copy_(window[piece.targets_at :], non_blocking=self._pin)
-                    if self._stream is not None:
-                        self._stream.synchronize()
-            at = piece.targets_at
-            for tensor in piece.targets:
-                tensor.copy_(host[at : at + tensor.numel()])
-                at += tensor.numel()
-            self._idle.append(slot)
+            else:
+                self._empty(piece, slot, work)
+                self._idle.append(slot)
             piece.job.pieces_left -= 1
             self._advance()
+
+    def _empty(self, piece: _Piece, slot: _Slot, work: Work) -> None:
+        """Wait for a window, and fill the piece's targets from it."""
+        host, window = _views(slot, piece)
+        with self._on_stream():
+            self._await(work)
+            if piece.targets:
+                host[piece.targets_at :].copy_(window[piece.targets_at :], non_blocking=self._pin)
+                if self._stream is not None:
+                    self._stream.synchronize()
+        at = piece.targets_at
+        for tensor in piece.targets:
+            tensor.copy_(host[at : at + tensor.numel()])
+            at += tensor.numel()
 
     def _await(self, work: Any) -> None:
         """Nothing tells NCCL that a rank of this machine has died, so it is asked and the others are watched."""

@@ -17,20 +17,21 @@ from torch import Tensor
 from fedtorch.comm.job.liveness import Liveness
 from fedtorch.comm.job.store import Store
 from fedtorch.comm.transport.device import Backend, Staged, Staging, make_group
-from fedtorch.comm.transport.digests import DAMAGED, window_digests
+from fedtorch.comm.transport.digests import DAMAGED, sums_of_bits, window_digests
 from fedtorch.comm.transport.header import DTYPES, MAGIC, WIDTH, Op, describe, first_difference
 from fedtorch.comm.transport.machines import connect
 from fedtorch.comm.transport.node_sums import NodeSums
 from fedtorch.comm.transport.pieces import PIECE_BYTES
 from fedtorch.comm.transport.process_group import Direct, Transfer, Transport, Work
 from fedtorch.comm.transport.shared import Shared
+from fedtorch.comm.transport.windows import windows
 from fedtorch.core.errors import FedtorchError, PreflightError
 
 Result = TypeVar("Result")
 
 
 class Group:
-    """Collectives over ranks of the job on CPU tensors; created at the first use, unusable after the first error.
+    """Collectives over ranks of the job on flat tensors; created at the first use, unusable after the first error.
 
     Numbers (what is agreed on, requested, reported) go over the links between the server and the workers; payloads
     (weights, updates, sums) over gloo, or by a group of their own. Ranks are named by their number in the job.
@@ -141,17 +142,22 @@ class Group:
     def broadcast(self, tensor: Tensor) -> None:
         """Copy the server's payload into all others' `tensor`; its length and dtype must be agreed on.
 
+        Digests are those of the server's kind: computed on its device, where the payload lies there.
+
         Raises:
             PreflightError: on a rank where something else came.
         """
         transfer = self._start(lambda: self._payloads.broadcast(tensor))
-        digests = window_digests(tensor) if self.rank == 0 else None  # while it is sent
+        head, count = [int(tensor.device.type != "cpu")], len(list(windows(tensor.numel())))
+        if self.rank == 0:  # while it is sent
+            head += sums_of_bits(tensor) if head[0] else window_digests(tensor)
         self.wait(transfer)
         self._let_server_go_first(tensor.nbytes)
-        came = torch.tensor(window_digests(tensor) if digests is None else digests, dtype=torch.int64)
-        sent = came.clone()
-        self.broadcast_numbers(sent)
-        self.see_whole(0, sent.equal(came))
+        told = torch.tensor(head if self.rank == 0 else [0] * (count + 1), dtype=torch.int64)
+        self.broadcast_numbers(told)
+        if self.rank:
+            is_there, *sent = told.tolist()
+            self.see_whole(0, sent == (sums_of_bits(tensor) if is_there else window_digests(tensor.cpu())))
 
     def all_gather(self, everyone: list[Tensor], mine: Tensor) -> None:
         """Every rank's `mine` into `everyone` on every rank; all of one length and dtype, which must be agreed on.
@@ -282,6 +288,12 @@ class Group:
     def machines(self) -> tuple[int, ...] | None:
         """Machine of each member, where one rank of each exchanges with the others; None: every rank does."""
         return self._payload.machines if isinstance(self._payload, NodeSums) else None
+
+    @property
+    def device(self) -> torch.device | None:
+        """Device from which every rank's whole payloads move as they lie there; None: there is none, or not yet."""
+        staging = self._staging if isinstance(self._payload, Staged) else None
+        return None if staging is None or staging.backend != "nccl" else staging.device
 
     @property
     def shares_memory(self) -> bool:

@@ -25,6 +25,11 @@ class MappedVector(ServerVector):
         self._group, self._may_share = group, may_share
         self._segment: Segment | None = None
 
+    @property
+    def device(self) -> torch.device | None:
+        """Device of payloads, once they have their way."""
+        return self._group().device
+
     def make(self, size: int, dtype: torch.dtype) -> Tensor:
         """Zeros in memory that other ranks of this machine can map, shape (size,)."""
         if self._may_share() and self._group().rank == 0 and size:

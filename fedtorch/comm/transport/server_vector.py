@@ -12,6 +12,11 @@ class ServerVector:
     def __init__(self) -> None:
         self._shared: Tensor | None = None
 
+    @property
+    def device(self) -> torch.device | None:
+        """This rank's device, if whole vectors move from where they lie on it; None: it has none, or none yet."""
+        return None
+
     def make(self, size: int, dtype: torch.dtype) -> Tensor:
         """Zeros on the CPU, shape (size,)."""
         return torch.zeros(size, dtype=dtype)
