@@ -148,8 +148,10 @@ class Communicator(ABC):
         raise ValueError("only parties with keys of their own check sums")
 
     @abstractmethod
-    def preflight(self, facts: Mapping[str, str]) -> None:
+    def preflight(self, facts: Mapping[str, str], *, crosses: str = "") -> None:
         """Compare `facts` (digests, versions, seed: nothing secret) on all ranks, before anything else is exchanged.
+
+        crosses: why a round's vectors go through memory that ranks of a machine share; empty: they may stay on devices.
 
         Raises:
             PreflightError: on every rank, with field, rank and both values of each difference.

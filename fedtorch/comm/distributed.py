@@ -146,7 +146,7 @@ class DistributedCommunicator(Communicator):
         self._shutdown.leave_together(is_broken=self._group.is_broken, comes_again=True)
         return let_in(self.member, self._words, self.lost - self.returned, self.hosts)
 
-    def preflight(self, facts: Mapping[str, str]) -> None:
+    def preflight(self, facts: Mapping[str, str], *, crosses: str = "") -> None:
         """Compare facts through the store. That NCCL is wanted and a rank has no GPU of its own is an error."""
         self._liveness.beat(phase="preflight")
         self.faults("preflight")
@@ -156,7 +156,7 @@ class DistributedCommunicator(Communicator):
 
         def decide(notes: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
             self.gpus = {rank: note["gpu_versions"] for rank, note in notes.items() if note["gpu_versions"]}
-            return {**choose(self._options.backend, notes), **nonces_in(notes)}
+            return {**choose(self._options.backend, notes, crosses), **nonces_in(notes)}
 
         verdict = self._rendezvous.preflight(facts, {**gpu, **paper.note} if paper else gpu, decide)
         if paper:

@@ -56,7 +56,7 @@ class LocalCommunicator(Communicator):
 
     rank, size = 0, 1
 
-    def preflight(self, facts: Mapping[str, str]) -> None:
+    def preflight(self, facts: Mapping[str, str], *, crosses: str = "") -> None:
         """Nothing to compare with."""
 
     def meet(

@@ -48,6 +48,7 @@ from fedtorch.lifecycle.status import write_status
 from fedtorch.lifecycle.unheard import Unheard, remember, remembered
 from fedtorch.rounds.membership import Returned
 from fedtorch.rounds.placement import own_device, server_serves
+from fedtorch.rounds.residence import why_on_host
 from fedtorch.rounds.result import Result
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import BuiltRun, build
@@ -212,7 +213,8 @@ class Session:
     def _run_all(self, runs: Sequence[BuiltRun], comm: Communicator, resume: str) -> None:
         """One run after the other; the table of the first, with the others beside it, comes last."""
         for built in runs:
-            comm.preflight(built.facts())
+            shares = built.config.system.shared_memory == "auto"
+            comm.preflight(built.facts(), crosses=why_on_host(built) if shares else "")
         _release_bases(runs, self.rank)
         if comm.is_server:
             forget_secret(runs[0].config.folder)  # every rank has it

@@ -48,6 +48,25 @@ def test_nccl_that_cannot_be_had_is_refused_with_the_rank_and_its_reason() -> No
     assert "set system.backend to auto" in error
 
 
+def test_on_one_machine_what_crosses_the_hosts_memory_is_read_there(caplog: pytest.LogCaptureFixture) -> None:
+    told = notes("x", "y")
+    for machines, crosses, backend in (
+        ((7, 7), "privacy is kept", "gloo"),
+        ((7, 7), "", "nccl"),
+        ((7, 8), "privacy is kept", "nccl"),
+        ((0, 0), "privacy is kept", "nccl"),  # nobody knows
+        ((7, None), "privacy is kept", "nccl"),
+    ):
+        for rank, number in enumerate(machines):
+            told[rank]["machine"] = number
+        with caplog.at_level(logging.INFO):
+            assert choose("auto", told, crosses) == {"backend": backend, "shared": []}
+        assert choose("nccl", told, crosses)["backend"] == "nccl" and choose("gloo", told)["backend"] == "gloo"
+    assert [record.getMessage() for record in caplog.records] == [
+        "payloads are read from memory that all ranks share, and do not travel over NCCL: privacy is kept"
+    ]
+
+
 def test_gpus_with_unlike_versions_of_nccl_exchange_over_gloo(caplog: pytest.LogCaptureFixture) -> None:
     told = notes("x", "y", "z")
     for rank, version in enumerate(("2.28.9", "2.28.9", "2.27.3")):

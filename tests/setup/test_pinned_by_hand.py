@@ -83,7 +83,7 @@ class Rank:
     def __init__(self, rank: int, lost: tuple[int, ...] = ()) -> None:
         self.rank, self.lost, self.is_server, self.meetings = rank, lost, rank == 0, list[tuple[str, int]]()
 
-    def preflight(self, facts: Mapping[str, str]) -> None: ...
+    def preflight(self, facts: Mapping[str, str], *, crosses: str = "") -> None: ...
 
     def barrier(self, phase: str, *, round: int) -> None:
         self.meetings.append((phase, round))

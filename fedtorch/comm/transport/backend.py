@@ -6,6 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from fedtorch.comm.transport.device import Backend
+from fedtorch.comm.transport.segment import machine
 from fedtorch.core import devices
 
 log = logging.getLogger(__name__)
@@ -43,14 +45,20 @@ class OwnGpu:
 
     def note(self) -> dict[str, Any]:
         """For the store."""
-        return {"gpu": self.name, "gpu_problem": self.problem, "gpu_versions": dict(self.versions)}
+        here = 0
+        with suppress(OSError):
+            here = machine()
+        return {"gpu": self.name, "gpu_problem": self.problem, "gpu_versions": dict(self.versions), "machine": here}
 
 
-def choose(wanted: Choice, notes: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+def choose(wanted: Choice, notes: Mapping[int, Mapping[str, Any]], crosses: str = "") -> dict[str, Any]:
     """The verdict on what all ranks told: `backend`, and `shared`, the ranks that have no GPU to themselves.
 
     An `error` where NCCL is wanted and cannot be had. Ranks are on one GPU when its name is the same, so it does not
     matter how many GPUs each of them sees. The server's log has why `auto` is gloo where there are GPUs.
+
+    crosses: why the vectors of a round go through the host's memory, and may be read there by other ranks. Where all
+    ranks are on one machine, `auto` then is gloo, over which nothing is copied; empty: they stay on devices.
     """
     count = Counter(str(note.get("gpu", "")) for note in notes.values())
     first = min((rank for rank, note in notes.items() if _nccl(note)), default=0)
@@ -67,6 +75,10 @@ def choose(wanted: Choice, notes: Mapping[int, Mapping[str, Any]]) -> dict[str, 
     if wanted == "auto" and shared and len(shared) < len(notes):
         log.info("payloads travel over gloo and not over NCCL: %s", shown)
     backend: Backend = "nccl" if wanted != "gloo" and not shared else "gloo"
+    machines = {note.get("machine") or None for note in notes.values()}
+    if wanted == "auto" and backend == "nccl" and crosses and len(machines) == 1 and None not in machines:
+        log.info("payloads are read from memory that all ranks share, and do not travel over NCCL: %s", crosses)
+        backend = "gloo"
     return {"backend": backend, "shared": shared}
 
 
