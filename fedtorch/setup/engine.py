@@ -86,7 +86,7 @@ def check_room(module: nn.Module, device: torch.device) -> None:
 
 
 def divide(engine: Engine, config: Config, task: Task, sizes: Collection[int], own: int) -> None:
-    """Note which rank of a worker computes which part of the model; engines that split it divide the work by themselves.
+    """Note which rank of a worker computes which part of the model; one that splits it divides the work by itself.
 
     sizes: of all workers, so that every rank refuses what one of them cannot do; own: of this rank's worker.
 

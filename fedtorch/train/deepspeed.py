@@ -122,6 +122,7 @@ class DeepSpeedEngine(SplitEngine):
         return loss.detach()
 
     def _end_step(self, before_step: GradientHook | None, total: Tensor) -> Tensor | None:
+        assert self._schedule is not None
         with exchanging(self.worker):
             penalty = self._hooked(before_step, self._scale.value) if before_step is not None else None
             with self._left_alone(any(group["weight_decay"] for group in self._zero.basic_optimizer.param_groups)):

@@ -89,6 +89,7 @@ def shard_out(module: nn.Module, settings: EngineConfig, device: torch.device) -
     Block by block they move to the device, so a whole model never lies there. Gradients are added up in fp32, each rank
     giving its part of one step. 16 bits are those of gathered parameters; a rank's rows stay as they are.
     """
+    assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
     low = None if settings.precision == "fp32" else DTYPES[settings.precision]
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
@@ -113,7 +114,7 @@ def shard_out(module: nn.Module, settings: EngineConfig, device: torch.device) -
     return root
 
 
-def sharded_in(root: nn.Module) -> list[FSDPModule]:
+def sharded_in(root: nn.Module) -> list[Any]:
     """The parts of a model that FSDP gathers one at a time, the root too."""
     return [part for part in root.modules() if isinstance(part, FSDPModule)]
 
@@ -133,7 +134,7 @@ class Shards:
         """By name; as FSDP has them, with this rank's rows."""
         self.parts = {name: _own(parameter) for name, parameter in self.parameters.items()}
         """The same, flat: what an optimiser steps; they share memory with the rows."""
-        self._bucket = max((_numbers(part, self.parameters) for part in sharded_in(root)), default=1)
+        self._bucket = max((_numbers(part) for part in sharded_in(root)), default=1)
 
     def put(self, values: Mapping[str, Tensor]) -> None:
         """Set whole parameters: each rank takes its rows."""
@@ -343,9 +344,7 @@ def _own(parameter: Any) -> nn.Parameter:
     return nn.Parameter(local.view(-1), requires_grad=parameter.requires_grad)
 
 
-def _numbers(part: FSDPModule, known: Mapping[str, nn.Parameter]) -> int:
+def _numbers(part: Any) -> int:
     """Numbers that FSDP gathers at once for a part; nested ones not counted."""
-    nested = {
-        id(p) for each in part.modules() if each is not part and isinstance(each, FSDPModule) for p in each.parameters()
-    }  # type: ignore[attr-defined]
-    return sum(p.numel() for p in part.parameters() if id(p) not in nested)  # type: ignore[attr-defined]
+    nested = {id(p) for each in sharded_in(part) if each is not part for p in each.parameters()}
+    return sum(p.numel() for p in part.parameters() if id(p) not in nested)
