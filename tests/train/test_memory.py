@@ -17,6 +17,7 @@ from fedtorch.train.zero import is_installed
 class Zero:
     stage: int
     precision: str = "bf16"
+    kind: str = "deepspeed"
     offload_optimizer: bool = False
     offload_parameters: bool = False
     activation_checkpointing: bool = False
@@ -31,7 +32,15 @@ def test_the_models_that_people_ask_about_have_their_published_sizes() -> None:
 @pytest.mark.skipif(not is_installed(), reason="deepspeed is not installed")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize(
-    "zero", [Zero(2), Zero(3), Zero(2, "bf16", True), Zero(3, "fp16", True), Zero(3, "bf16", True, True)], ids=str
+    "zero",
+    [
+        Zero(2),
+        Zero(3),
+        Zero(2, offload_optimizer=True),
+        Zero(3, "fp16", offload_optimizer=True),
+        Zero(3, offload_optimizer=True, offload_parameters=True),
+    ],
+    ids=str,
 )
 def test_the_formula_gives_deepspeeds_own_estimate(zero: Zero, ranks: int) -> None:
     for size in known_sizes().values():
