@@ -161,11 +161,11 @@ class WorkerGroup:
         self._guard(lambda: dist.all_reduce(values))
         return values
 
-    def all_gather(self, mine: Tensor) -> Tensor:
-        """Every rank's flat tensor, one row each; as long on every rank, on a device that the group's backend knows."""
-        everyone = mine.new_empty(self.size, mine.numel())
-        self._guard(lambda: dist.all_gather(list(everyone.unbind()), mine))
-        return everyone
+    def all_gather(self, mine: Tensor, everyone: Tensor) -> None:
+        """Write every rank's flat tensor into a row of `everyone`; as long on every rank, on a device that the group's
+        backend knows.
+        """
+        self._guard(lambda: dist.all_gather_single(everyone.view(-1), mine))
 
     def send(self, tensor: Tensor, about: Sequence[int] = ()) -> None:
         """Send a tensor, and at most four integers about it, to the other rank of a worker of two, which is to call

@@ -148,8 +148,8 @@ class Shards:
         """The values of a layout's parameters; flat, on the CPU; in `out` if it is given."""
         flat = layout.empty() if out is None else out
         views = layout.view(flat)
-        for name, value in self._wholes({name: self.parts[name].detach() for name in views}):
-            views[name].copy_(value)
+        for name, rows in self._gathered({name: self.parts[name].detach() for name in views}):
+            _laid(rows, views[name].view(-1))
         return flat
 
     def values_of(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -309,32 +309,50 @@ class Shards:
         return value.reshape(-1)[first:last]
 
     def _wholes(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors out of all ranks' rows, in the parameters' shapes, some of them at a time."""
-        waiting, size = list[str](), 0
-        for name in parts:
-            if self._ranks == 1 or not hasattr(self.parameters[name], "to_local"):
-                yield name, parts[name].view(self.parameters[name].shape)
-                continue
-            if waiting and size + self.parameters[name].numel() > self._bucket:
-                yield from self._gathered(waiting, parts)
-                waiting, size = [], 0
-            waiting.append(name)
-            size += self.parameters[name].numel()
-        if waiting:
-            yield from self._gathered(waiting, parts)
+        """Whole tensors out of all ranks' rows, in the parameters' shapes, on the device."""
+        for name, rows in self._gathered(parts):
+            whole = torch.empty(self.parameters[name].shape, dtype=rows.dtype, device=rows.device)
+            _laid(rows, whole.view(-1))
+            yield name, whole
 
-    def _gathered(self, names: Sequence[str], parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        assert self._worker is not None
-        for dtype in dict.fromkeys(parts[name].dtype for name in names):
-            alike = [name for name in names if parts[name].dtype == dtype]
-            sizes = [self._per_rank(name) for name in alike]
-            mine = torch.zeros(sum(sizes), dtype=dtype, device=self._device)
-            for name, place in zip(alike, mine.split(sizes), strict=True):
-                place[: parts[name].numel()].copy_(parts[name])
-            rows = self._worker.all_gather(mine).split(sizes, dim=1)
-            for name, whole in zip(alike, rows, strict=True):
-                shape = self.parameters[name].shape
-                yield name, whole.reshape(-1)[: shape.numel()].view(shape)
+    def _gathered(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """All ranks' rows of each of these: (ranks, numbers), filled up behind the last; to be copied at once.
+
+        A block at a time, in the same memory: gloo lets go of tensors when it likes.
+        """
+        split = [name for name in parts if self._ranks > 1 and hasattr(self.parameters[name], "to_local")]
+        yield from ((name, part.view(1, -1)) for name, part in parts.items() if name not in split)
+        for dtype in dict.fromkeys(parts[name].dtype for name in split):
+            buckets = self._buckets([name for name in split if parts[name].dtype == dtype])
+            most = max(sum(map(self._per_rank, names)) for names in buckets)
+            room = torch.zeros(most, dtype=dtype, device=self._device)
+            everyones = room.new_empty(self._ranks * most)
+            for names in buckets:
+                sizes = [self._per_rank(name) for name in names]
+                mine = room[: sum(sizes)]
+                for name, place in zip(names, mine.split(sizes), strict=True):
+                    place[: parts[name].numel()].copy_(parts[name])
+                everyone = everyones[: self._ranks * len(mine)].view(self._ranks, -1)
+                assert self._worker is not None
+                self._worker.all_gather(mine, everyone)
+                yield from zip(names, everyone.split(sizes, dim=1), strict=True)
+
+    def _buckets(self, names: Sequence[str]) -> list[list[str]]:
+        """The names, in lists of parameters that together are no larger than a block, or one alone."""
+        buckets, size = list[list[str]](), self._bucket
+        for name in names:
+            size += self.parameters[name].numel()
+            if not buckets or size > self._bucket:
+                buckets.append([])
+                size = self.parameters[name].numel()
+            buckets[-1].append(name)
+        return buckets
+
+
+def _laid(rows: Tensor, flat: Tensor) -> None:
+    """Ranks' rows one after the other, in `flat`, without what fills up the last of them."""
+    for place, part in zip(flat.split(max(1, rows.shape[1])), rows, strict=False):
+        place.copy_(part[: len(place)])
 
 
 def _own(parameter: Any) -> nn.Parameter:

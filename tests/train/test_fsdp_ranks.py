@@ -21,6 +21,7 @@ from fedtorch.core.weights import Partition
 from fedtorch.models.two_side import TwoSide
 from fedtorch.train.engine import Engine
 from fedtorch.train.fsdp import FsdpEngine
+from fedtorch.train.fsdp_shards import blocks_of
 from fedtorch.train.loop import Step, train
 from fedtorch.train.precision import has_fp16
 from tests.train import test_deepspeed_ranks as shared
@@ -171,6 +172,33 @@ def test_a_step_shared_by_ranks_is_that_of_one(name: str, size: int) -> None:
     every = [rank[name] for rank in ranks(size)]
     assert all(one == every[0] for one in every)  # all ranks know all of it
     apart = float((torch.tensor(every[0][0]) - torch.tensor(weights)).norm())
-    print(name, apart / way)
     assert apart < BOUNDS.get(name, 1e-4) * way
     assert every[0][1] == pytest.approx(losses, rel=1e-2 if name == "bf16" else 1e-4)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not has_fp16(CPU), reason="this CPU has no fp16")
+def test_a_step_that_overflows_in_fp16_is_left_out_on_every_rank() -> None:
+    assert [rank["fp16"] for rank in ranks(2)] == [([1.0, 0.0, 1.0], [1.0])] * 2
+
+
+@pytest.mark.processes
+def test_a_pair_of_ranks_walks_through_dialogs_as_one_process() -> None:
+    """A user and an assistant rank, with dropout and gradients through keys and values; bytes to the byte."""
+    engine = Engine(shared.two_sides(), Partition(), CPU)
+    weights, losses, traffic = shared.walked(engine)
+    way = float((torch.tensor(weights) - engine.initial_shared).norm())
+    user, assistant = (rank["pair"] for rank in ranks(2))
+    assert user == assistant
+    assert float((torch.tensor(user[0]) - torch.tensor(weights)).norm()) < 1e-4 * way
+    assert user[1] == pytest.approx(losses, rel=1e-5) and user[2] == traffic
+
+
+def test_blocks_are_layers_that_share_nothing() -> None:
+    model = gpt2()
+    assert blocks_of(model) == [*model.get_submodule("transformer.h").children()]
+    tied = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU()])
+    tied[0].weight = tied[2].weight  # type: ignore[union-attr]
+    assert blocks_of(nn.Sequential(nn.Linear(2, 2), tied)) == [tied[1]]
+    inner = nn.Linear(2, 2)
+    assert blocks_of(nn.Sequential(nn.ModuleList([nn.ModuleList([inner])]))) == [inner]
