@@ -23,7 +23,6 @@ from fedtorch.train.engine import Engine
 from fedtorch.train.fsdp import FsdpEngine
 from fedtorch.train.fsdp_shards import blocks_of
 from fedtorch.train.loop import Step, train
-from fedtorch.train.precision import has_fp16
 from tests.train import test_deepspeed_ranks as shared
 
 CPU = torch.device("cpu")
@@ -152,7 +151,7 @@ def plain(name: str) -> tuple[Numbers, float]:
 
 @cache
 def ranks(size: int) -> list[dict[str, Any]]:
-    names = [name for name in CASES if name != "fp16" or has_fp16(CPU)]
+    names = list(CASES)
     if size == 2:
         names.append("pair")
     return run_ranks(one_worker, size, size, names, timeout=240)
@@ -177,7 +176,6 @@ def test_a_step_shared_by_ranks_is_that_of_one(name: str, size: int) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(not has_fp16(CPU), reason="this CPU has no fp16")
 def test_a_step_that_overflows_in_fp16_is_left_out_on_every_rank() -> None:
     assert [rank["fp16"] for rank in ranks(2)] == [([1.0, 0.0, 1.0], [1.0])] * 2
 
