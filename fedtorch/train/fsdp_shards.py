@@ -186,7 +186,7 @@ class Shards:
 
     @contextmanager
     def rest_whole(self) -> Iterator[None]:
-        """What lies outside of blocks is whole in here; blocks are gathered when they compute."""
+        """Parameters outside of blocks are whole in here; blocks are gathered when they compute."""
         assert isinstance(self._root, FSDPModule)
         self._root.unshard()
         try:
