@@ -62,6 +62,21 @@ def test_without_an_estimator_the_formula_says_what_each_stage_keeps() -> None:
     assert states(size, Zero(2, "fp32"), ranks=2) == States(14 * n)
 
 
+def test_fsdp_keeps_rows_and_gathers_blocks_and_what_lies_outside_of_them() -> None:
+    """GPT-2 XL: 48 layers of width 1600; embeddings of 50257 words and 1024 places, and the last norm."""
+    size, width = known_sizes()["GPT-2 XL"], 1600
+    layer = 12 * width**2 + 13 * width
+    rest = (50257 + 1024 + 2) * width
+    assert (size.block, size.rest) == (layer, rest) and 48 * layer + rest == size.numbers
+    rows = 16 * size.numbers // 2
+    fp32 = Zero(0, "fp32", kind="fsdp")
+    assert states(size, fp32, ranks=2) == States(rows + 8 * rest + 16 * layer)  # 4 layers of fp32 are more than rest
+    assert states(size, Zero(0, kind="fsdp"), ranks=2) == States(rows + 4 * rest + max(4 * rest, 10 * layer))
+    assert states(size, fp32, ranks=1) == States(16 * size.numbers)  # the plain engine
+    offloaded = Zero(0, "fp32", kind="fsdp", offload_parameters=True)
+    assert states(size, offloaded, ranks=1) == States(8 * rest + 16 * layer, 16 * size.numbers)
+
+
 BUILDS = """
 from pathlib import Path
 import torch
