@@ -132,11 +132,12 @@ class FsdpEngine(SplitEngine):
 
     def _end_step(self, before_step: GradientHook | None, total: Tensor) -> Tensor | None:
         assert self._optimizer is not None
-        self._shards.take_over_gradients()
-        self._precision.unscale_gradients(self._optimizer, self.worker)
-        penalty = self._take_step(before_step)
-        if self.worker is not None and self._sharing > 1:
-            self.worker.all_reduce(total)
+        with exchanging(self.worker):
+            self._shards.take_over_gradients()
+            self._precision.unscale_gradients(self._optimizer, self.worker)
+            penalty = self._take_step(before_step)
+            if self.worker is not None and self._sharing > 1:
+                self.worker.all_reduce(total)
         return penalty
 
     def _take_step(self, before_step: GradientHook | None) -> Tensor | None:
@@ -152,7 +153,8 @@ class FsdpEngine(SplitEngine):
     def clear_gradients(self) -> None:
         """Forget all gradients."""
         self._gradients = None
-        self._shards.clear_gradients()
+        if self._tensors is not None:
+            self._tensors.clear_gradients()
 
     def free(self) -> None:
         """Forget a client that failed; all ranks of the worker call it."""

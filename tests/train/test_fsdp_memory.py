@@ -94,7 +94,7 @@ def measured(settings: EngineConfig, vocabulary: int) -> dict[str, int]:
 @pytest.mark.processes
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("vocabulary", [1000, pytest.param(30000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_a_rank_allocates_what_the_dry_run_says(precision: Any, vocabulary: int) -> None:
     settings, size = EngineConfig(kind="fsdp", precision=precision), Size.of(gpt2(vocabulary))
     said = states(size, settings, ranks=2).device

@@ -17,6 +17,7 @@ pytest.importorskip("deepspeed")
 from fedtorch.algorithms.fedprox import proximal
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import ClientConfig, EngineConfig
+from fedtorch.core.errors import FedtorchError
 from fedtorch.core.weights import Partition
 from fedtorch.models.two_side import TwoSide
 from fedtorch.train.engine import Engine
@@ -200,3 +201,41 @@ def test_blocks_are_layers_that_share_nothing() -> None:
     assert blocks_of(nn.Sequential(nn.Linear(2, 2), tied)) == [tied[1]]
     inner = nn.Linear(2, 2)
     assert blocks_of(nn.Sequential(nn.ModuleList([nn.ModuleList([inner])]))) == [inner]
+
+
+@pytest.mark.parametrize("fails_in", ["forward", "hook"])
+def test_a_client_that_fails_on_a_rank_alone_leaves_nothing_behind(fails_in: str) -> None:
+    def run(fails: bool) -> Tensor:
+        settings, calls = EngineConfig(kind="fsdp", offload_parameters=True), list[int]()
+        engine = FsdpEngine(t5(), Partition(), CPU, settings=settings)
+
+        def failing(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
+            calls.append(1)
+            if fails_in == "forward" and len(calls) == 4:  # the second micro-batch of the second step
+                raise ValueError("bad row")
+            return loss(module, batch)
+
+        def hook(engine: Engine) -> None:
+            engine.shared_gradients()[0].zero_()
+            if fails_in == "hook" and len(calls) == 4:
+                raise ValueError("bad row")
+
+        if fails:
+            engine.start(engine.initial_shared, None, ADAMW, steps=3, seed=5)
+            with pytest.raises(ValueError, match="bad row"):
+                train(engine, steps(50), failing, before_step=hook)
+            engine.free()
+        engine.start(engine.initial_shared * 1.01, None, ADAMW, steps=3, seed=1)
+        train(engine, steps(100), loss)
+        return engine.snapshot()
+
+    assert torch.equal(run(False), run(True))
+
+
+def test_gradients_are_asked_for_inside_a_step_alone() -> None:
+    engine = FsdpEngine(t5(), Partition(), CPU, settings=EngineConfig(kind="fsdp", offload_parameters=True))
+    engine.free()  # nothing is there yet
+    engine.start(engine.initial_shared, None, ADAMW, steps=1, seed=0)
+    for ask in (engine.shared_gradients, lambda: engine.backward(loss, shared_batch(0))):
+        with pytest.raises(FedtorchError, match="engine.kind fsdp has no gradients outside a step"):
+            ask()
