@@ -20,7 +20,6 @@ from fedtorch.setup.rules import check_module
 from fedtorch.tasks.base import Task
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
-from fedtorch.train.fsdp import FsdpEngine
 from fedtorch.train.model_parallel import ParameterOwners
 from fedtorch.train.settings import ClientConfig
 from fedtorch.train.zero import checkpointable, compute_activations_again
@@ -55,6 +54,9 @@ def make_engine(
                     compute_activations_again(model)
             return Engine(module, partition, device, precision=precision, scale_power=engine.initial_scale_power)
         if engine.kind == "fsdp":
+            # not at every start: it needs transformers' optimisers and torch's FSDP
+            from fedtorch.train.fsdp import FsdpEngine
+
             return FsdpEngine(module, partition, device, settings=engine)
         return DeepSpeedEngine(
             module,

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core import devices
 from fedtorch.core.weights import Layout
+from fedtorch.train.blocks import blocks_of
 from fedtorch.train.optim import load_state
 from fedtorch.train.precision import DTYPES
 from fedtorch.train.settings import EngineConfig
@@ -29,39 +30,6 @@ from fedtorch.train.zero_tensors import OptimizerState
 
 WAKE = None
 """In place of a loss: a pass that computes nothing and makes FSDP ready."""
-
-
-def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The parts that are gathered one at a time: elements of the outermost lists of modules, such as a model's layers.
-
-    Not those that share a parameter with anything else.
-    """
-    found = [element for each in _lists(module) for element in each if any(True for _ in element.parameters())]
-    owners: dict[int, int] = {}
-    for part in module.modules():
-        for parameter in part._parameters.values():
-            if parameter is not None:
-                owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-    inside = [_count(block) for block in found]
-    return [block for block, own in zip(found, inside, strict=True) if all(owners[key] == n for key, n in own.items())]
-
-
-def _lists(module: nn.Module) -> Iterator[nn.ModuleList]:
-    for child in module.children():
-        if isinstance(child, nn.ModuleList) and not any(isinstance(each, nn.ModuleList) for each in child):
-            yield child
-        else:
-            yield from _lists(child)
-
-
-def _count(block: nn.Module) -> dict[int, int]:
-    """Places inside the block that have each of its parameters."""
-    found: dict[int, int] = {}
-    for part in block.modules():
-        for parameter in part._parameters.values():
-            if parameter is not None:
-                found[id(parameter)] = found.get(id(parameter), 0) + 1
-    return found
 
 
 def is_split(parameter: nn.Parameter) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedtorch.core import devices
-from fedtorch.train.fsdp_shards import blocks_of
+from fedtorch.train.blocks import blocks_of
 from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.train.zero import import_deepspeed, is_installed
 

@@ -20,9 +20,9 @@ from fedtorch.config.schema import ClientConfig, EngineConfig
 from fedtorch.core.errors import FedtorchError
 from fedtorch.core.weights import Partition
 from fedtorch.models.two_side import TwoSide
+from fedtorch.train.blocks import blocks_of
 from fedtorch.train.engine import Engine
 from fedtorch.train.fsdp import FsdpEngine
-from fedtorch.train.fsdp_shards import blocks_of
 from fedtorch.train.loop import Step, train
 from tests.train import test_deepspeed_ranks as shared
 
