@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.engines import ENGINES
+from benchmarks.engines import ENGINES, engine_of
 from benchmarks.gpu_part import Setting, ended_as, last_lines
 from fedtorch.config.schema import ClientConfig
 from fedtorch.core.weights import Partition
 from fedtorch.models.adapters.lora import add_adapter
 from fedtorch.models.adapters.settings import Adapter
-from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
 
@@ -66,8 +65,8 @@ PAPERS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def deepspeed(setting: Setting) -> None:
-    """A GPT-2 of 124 M on one GPU: each stage beside the plain engine."""
-    names = ["torch", "stage 0", "stage 2", "stage 3", "stage 1", "stage 3 offload", "stage 2 offload"]
+    """A GPT-2 of 124 M on one GPU: each stage, and FSDP with offload, beside the plain engine."""
+    names = ["torch", "stage 0", "stage 2", "stage 3", "fsdp offload", "stage 1", "stage 3 offload", "stage 2 offload"]
     _cases(setting, names[:3] if setting.small else names)
 
 
@@ -160,10 +159,7 @@ def _engine(name: str, device: torch.device, small: bool) -> tuple[Engine, int, 
     if name in STAGES:
         make = _maker(GPT2_SMALL if small else GPT2_124M)
         length, rows = (16, 2) if small else (512, 4)
-        settings = STAGES[name]
-        if settings.kind == "torch":
-            return Engine(make(), Partition(), device), length, rows
-        return DeepSpeedEngine(make(), Partition(), device, settings=settings, hp=ADAMW, make_module=make), length, rows
+        return engine_of(STAGES[name], make, ADAMW, device), length, rows
     if name.startswith("0.8 B"):
         with device:
             module = _maker(GPT2_SMALL if small else GPT2_774M)()

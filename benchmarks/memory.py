@@ -1,4 +1,4 @@
-"""Peak memory of a client's training: the plain engine and DeepSpeed's stages, on one rank and shared by two.
+"""Peak memory of a client's training: the plain engine, FSDP and DeepSpeed's stages, on one rank and shared by two.
 
 python benchmarks/memory.py [--model t5|gpt2|pair] [--optimizer adamw|adafactor] [--width 512] [--layers 4]
     [--ranks 1 2] [--steps 3] [--only NAME ...] [--json OUT]
@@ -22,16 +22,13 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from benchmarks.command import parser_of, write_figures
-from benchmarks.engines import ENGINES
+from benchmarks.engines import ENGINES, engine_of, splits
 from benchmarks.processes import run_ranks
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import ClientConfig
-from fedtorch.core.weights import Partition
 from fedtorch.models.side import Passing
 from fedtorch.models.turns import collate_turns
 from fedtorch.models.two_side import Losses, TwoSide
-from fedtorch.train.deepspeed import DeepSpeedEngine
-from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
 from fedtorch.train.memory import Size, states
 from fedtorch.train.zero import import_deepspeed
@@ -105,11 +102,7 @@ def measure(shape: Shape, name: str, ranks: int) -> float:
         worker = comm.join_worker(tuple(range(ranks)))
         before = peak_mb()
         cpu = torch.device("cpu")
-        engine: Engine
-        if settings.kind == "torch":
-            engine = Engine(shape.build(), Partition(), cpu)
-        else:
-            engine = DeepSpeedEngine(shape.build(), Partition(), cpu, settings=settings, hp=hp, make_module=shape.build)
+        engine = engine_of(settings, shape.build, hp, cpu)
         engine.join(worker, join if shape.model == "pair" and ranks == 2 else None)
         received = engine.initial_shared.clone()
         with TemporaryDirectory(dir=".") as spill:
@@ -138,7 +131,7 @@ def table(shape: Shape, names: list[str], widths: list[int]) -> list[dict[str, A
     rows: list[dict[str, Any]] = []
     for ranks in widths:
         for name in names:
-            if name == "torch" and ranks > 1:  # every rank would do the same
+            if not splits(ENGINES[name], ranks):  # every rank would do the same
                 continue
             peaks = [ended.result for ended in run_ranks(measure, ranks, shape, name, ranks)]
             kept = states(size, ENGINES[name], ranks=ranks, moments=2.0 if shape.optimizer == "adamw" else 0.0)

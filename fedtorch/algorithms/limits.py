@@ -10,10 +10,11 @@ class Limits:
     """Facts of an algorithm with its settings. A reason is a clause after its name; empty: nothing is against it."""
 
     engines: tuple[str, ...] = ("torch", "deepspeed")
-    """kinds of engine it works on: `torch`; `deepspeed`, or `deepspeed/0` to `deepspeed/3` for single stages.
+    """kinds of engine it works on: `torch`; `deepspeed`, or `deepspeed/0` to `deepspeed/3` for single stages. FSDP asks
+    of an algorithm what stage 3 asks, and is meant with it.
 
     One that touches the engine's module, parameters or gradients by itself, other than in a `before_step` hook through
-    `trained_shared`, `shared_gradients` and `forget_gradients`, needs `torch`: under DeepSpeed such changes would be
+    `trained_shared`, `shared_gradients` and `forget_gradients`, needs `torch`: under the others such changes would be
     lost. One whose loss runs the model in its own way sets `whole_passes` in the task that it trains with"""
     why_not_deepspeed: str = "works on the model's own parameters and gradients"
     """reason why `engines` says no"""

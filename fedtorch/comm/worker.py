@@ -161,6 +161,12 @@ class WorkerGroup:
         self._guard(lambda: dist.all_reduce(values))
         return values
 
+    def all_gather(self, mine: Tensor, everyone: Tensor) -> None:
+        """Write every rank's flat tensor into a row of `everyone`; as long on every rank, on a device that the group's
+        backend knows.
+        """
+        self._guard(lambda: dist.all_gather_single(everyone.view(-1), mine))
+
     def send(self, tensor: Tensor, about: Sequence[int] = ()) -> None:
         """Send a tensor, and at most eight integers about it, to the other rank of a worker of two, which is to call
         `receive`; returns once it was received, over NCCL once it will be. The tensor may be on any device.

@@ -100,9 +100,9 @@ class SystemConfig:
     GPU for each of them, or no GPU and as many cores as ranks; not with `privacy.kind: client`, `privacy.secure_sum`,
     `placement: pinned`, DeepSpeed or several ranks per worker."""
     ranks_per_worker: Count | tuple[Count, ...] = 1
-    """Ranks that train one client together (a user and an assistant rank, or DeepSpeed); must divide the ranks that
-    train. A list, such as [2, 1]: of each worker. Alone in one process a rank does the work of all of them, whatever
-    stands here."""
+    """Ranks that train one client together (a user and an assistant rank, or FSDP and DeepSpeed); must divide the
+    ranks that train. A list, such as [2, 1]: of each worker. Alone in one process a rank does the work of all of them,
+    whatever stands here."""
     exchange: Literal["auto", "reduce", "send"] = "auto"
     """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes.
     With `sum_scale: previous` updates travel while other clients train: with auto where at most four ranks beside the

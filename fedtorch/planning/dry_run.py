@@ -143,7 +143,7 @@ def _memory(built: BuiltRun) -> str:
     if (precision := config.engine.precision) != "fp32":  # autocast's copies, until the backward pass
         rows.append((f"weights in {precision}", 2 * Size.of(engine.module).numbers))
     rows += [("updates", exchange), ("server only", server)]
-    if config.engine.kind == "deepspeed":  # the present weights, gradients and optimiser are in its own table
+    if config.engine.kind != "torch":  # the present weights, gradients and optimiser are in its own table
         rows = [("initial weights", total * width), ("updates", exchange), ("server only", server)]
     text = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in rows)
     whole = 4 * Size.of(engine.module).numbers / 2**20
@@ -153,7 +153,7 @@ def _memory(built: BuiltRun) -> str:
     ]
     if vectors and built.topology.num_ranks > 1:
         lines.append(_on_devices(built))
-    if config.engine.kind == "deepspeed":
+    if config.engine.kind != "torch":
         for ranks in sorted(set(built.topology.sizes)):
             lines += ["", *_model_states(built, state, ranks)]
     return "\n".join(lines)
@@ -168,19 +168,23 @@ def _on_devices(built: BuiltRun) -> str:
 
 
 def _model_states(built: BuiltRun, moments: float, ranks: int) -> list[str]:
-    """A table of what DeepSpeed keeps for this model, and would keep for others, with its own estimate beside ours."""
+    """A table of what ranks keep of this model, and would keep of others, with DeepSpeed's own estimate beside ours."""
     engine = built.config.engine
     sizes = {"this model": Size.of(built.engine.module), **known_sizes()}
+    is_fsdp = engine.kind == "fsdp"
+    library = "FSDP" if is_fsdp else f"DeepSpeed stage {engine.stage}"
+    kept = "gradients and optimiser, and what is gathered," if is_fsdp else "gradients, masters and optimiser"
+    beside = "" if is_fsdp else "   DeepSpeed's own estimate (Adam)"
+    of = f"{library}, {engine.precision}, workers of {ranks} rank{'s' * (ranks > 1)}"
     lines = [
-        f"DeepSpeed stage {engine.stage}, {engine.precision}, workers of {ranks} rank{'s' * (ranks > 1)}: parameters, "
-        "gradients, masters and optimiser per rank, in GiB",
-        f"  {'':<12}{'numbers':>15}{'device':>9}{'host':>9}   DeepSpeed's own estimate (Adam)",
+        f"{of}: parameters, {kept} per rank, in GiB",
+        f"  {'':<12}{'numbers':>15}{'device':>9}{'host':>9}{beside}",
     ]
     for name, size in sizes.items():
         ours, theirs = states(size, engine, ranks=ranks, moments=moments), deepspeeds_own(size, engine, ranks=ranks)
-        own = "-"
+        own = "" if is_fsdp else "   -"
         if theirs is not None:
-            own = f"{theirs.device / 2**30:.2f} device, {theirs.host / 2**30:.2f} host"
-        line = f"  {name:<12}{size.numbers:>15,}{ours.device / 2**30:>9.2f}{ours.host / 2**30:>9.2f}   {own}"
+            own = f"   {theirs.device / 2**30:.2f} device, {theirs.host / 2**30:.2f} host"
+        line = f"  {name:<12}{size.numbers:>15,}{ours.device / 2**30:>9.2f}{ours.host / 2**30:>9.2f}{own}"
         lines.append(line)
     return lines

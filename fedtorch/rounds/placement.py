@@ -140,7 +140,7 @@ def server_would_idle(config: Config, num_ranks: int) -> bool:
     several ranks train a client together.
     """
     system, privacy = config.system, config.privacy
-    if config.engine.kind == "deepspeed" or system.ranks_per_worker != 1 or system.placement == "pinned":
+    if config.engine.kind != "torch" or system.ranks_per_worker != 1 or system.placement == "pinned":
         return False
     if privacy.kind != "none" or privacy.secure_sum or config.counts_privately:
         return False

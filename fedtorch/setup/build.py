@@ -192,7 +192,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
             lambda: plan.task.build_model(config.run.seed),
             own_device(config, num_ranks),
             hp=next(iter(plan.settings)),
-            trains=own is not None,
+            ranks=0 if own is None else plan.topology.sizes[own],
         )
     sizes = plan.topology.sizes
     divide(engine, config, plan.task, sizes, own=max(sizes) if own is None else sizes[own])
@@ -215,7 +215,7 @@ def rebuild(config: Config, num_ranks: int = 1) -> BuiltRun:
         lambda: plan.task.build_model(config.run.seed),
         torch.device("cpu"),
         hp=config.client,
-        trains=False,
+        ranks=0,
     )
     placement = place(config, plan.task, plan.training, plan.clients, plan.topology)
     return _whole(plan, placement, engine, remarks=())

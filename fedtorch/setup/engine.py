@@ -22,15 +22,16 @@ from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.model_parallel import ParameterOwners
 from fedtorch.train.settings import ClientConfig
+from fedtorch.train.zero import checkpointable, compute_activations_again
 
 log = logging.getLogger(__name__)
 _MAKES = frozenset(f"aten::{name}" for name in ("empty", "zeros", "ones", "full", "rand", "randn"))
 
 
 def make_engine(
-    config: Config, make_module: Callable[[], nn.Module], device: torch.device, *, hp: ClientConfig, trains: bool
+    config: Config, make_module: Callable[[], nn.Module], device: torch.device, *, hp: ClientConfig, ranks: int
 ) -> Engine:
-    """The engine of one rank. trains: does it belong to a worker? A server that only serves needs no DeepSpeed.
+    """The engine of one rank. ranks: of its worker; 0: it belongs to none. A server that only serves splits nothing.
 
     Raises:
         ConfigError: a pattern that matches nothing, or a model that the engine, or this machine, cannot take.
@@ -39,14 +40,24 @@ def make_engine(
         module = make_module()
     partition = Partition(config.partition.private, config.partition.frozen)
     check_module(config, module)
-    if not (trains and config.engine.kind == "deepspeed" and config.engine.stage == 3):  # which splits the weights
-        check_room(module, device)
     engine = config.engine
+    is_plain = engine.kind == "torch" or not ranks
+    is_plain |= engine.kind == "fsdp" and ranks == 1 and not engine.offload_parameters  # there is nothing to split
+    if is_plain or not engine.splits_parameters:
+        check_room(module, device)
     try:
-        if engine.kind == "torch" or not trains:
-            # beside DeepSpeed's workers, a server that only serves computes nothing
-            precision = engine.precision if engine.kind == "torch" else "fp32"
+        if is_plain:
+            # beside workers that split, a server that only serves computes nothing
+            precision = engine.precision if engine.kind == "torch" or ranks else "fp32"
+            if engine.activation_checkpointing and ranks:
+                for model in checkpointable(module):
+                    compute_activations_again(model)
             return Engine(module, partition, device, precision=precision, scale_power=engine.initial_scale_power)
+        if engine.kind == "fsdp":
+            # not at every start: it needs transformers' optimisers and torch's FSDP
+            from fedtorch.train.fsdp import FsdpEngine
+
+            return FsdpEngine(module, partition, device, settings=engine)
         return DeepSpeedEngine(
             module,
             partition,
@@ -77,7 +88,7 @@ def check_room(module: nn.Module, device: torch.device) -> None:
 
 
 def divide(engine: Engine, config: Config, task: Task, sizes: Collection[int], own: int) -> None:
-    """Note which rank of a worker computes which part of the model; DeepSpeed divides the work in its own way.
+    """Note which rank of a worker computes which part of the model; one that splits it divides the work by itself.
 
     sizes: of all workers, so that every rank refuses what one of them cannot do; own: of this rank's worker.
 
@@ -111,7 +122,7 @@ def share_engine(one: Config, other: Config) -> bool:
         other.engine,
     )
     is_same_optimizer = (one.client.optimizer, one.client.no_decay) == (other.client.optimizer, other.client.no_decay)
-    return same and (one.engine.kind == "torch" or is_same_optimizer)
+    return same and (one.engine.kind != "deepspeed" or is_same_optimizer)
 
 
 class WithinMemory(TorchDispatchMode):

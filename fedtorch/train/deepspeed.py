@@ -6,8 +6,8 @@ The ranks of a worker are the default group of torch.distributed; all of them ca
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,35 +15,35 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core import devices
-from fedtorch.core.errors import FedtorchError
-from fedtorch.core.seeds import seed_for, seed_torch
 from fedtorch.core.weights import Partition
 from fedtorch.train.engine import GradientHook, LossFunction
-from fedtorch.train.micro_batches import parts_of, passes_of
+from fedtorch.train.micro_batches import parts_of
 from fedtorch.train.moment import Moment
 from fedtorch.train.optim import forget, load_state, make_optimizer, make_schedule, renew, state_of
 from fedtorch.train.settings import ClientConfig, EngineConfig
-from fedtorch.train.whole_passes import Connect, WholePass, needs_whole_passes
-from fedtorch.train.zero import ZeroScale, check_worker, exchanging, import_deepspeed, initialize, sparing_linear
-from fedtorch.train.zero_tensors import OptimizerState
-from fedtorch.train.zero_weights import NO_GRADIENTS, ZeroWeights
+from fedtorch.train.split_engine import SplitEngine, exchanging
+from fedtorch.train.whole_passes import WholePass, needs_whole_passes
+from fedtorch.train.zero import ZeroScale, import_deepspeed, initialize, sparing_linear
+from fedtorch.train.zero_tensors import OptimizerState, ZeroTensors
 
 log = logging.getLogger(__name__)
 
 
-class DeepSpeedEngine(ZeroWeights):
+class DeepSpeedEngine(SplitEngine):
     """An `Engine` whose gradients, optimiser state, fp32 masters and parameters may be split over a worker's ranks.
 
     Weights are loaded into the parameters *and* the fp32 masters, and read from the masters; with stage 0 the
-    parameters are the masters. A step's micro-batches go to the ranks in turn; the step is that of their mean.
+    parameters are the masters.
 
     `deepspeed.initialize` runs at the first `load`, when the worker's group exists; a rank alone without a group makes
     one. After an error inside a step the next `load` builds all anew: half-reduced gradients of the failed client
     would go into the next one's step. With several ranks, an error in one rank's forward pass is the client's failure
     on all of them (stages 0 to 2); one inside DeepSpeed's exchanges ends the run, for the others may be waiting there.
     """
+
+    _tensors: ZeroTensors | None = None  # None: stage 0, or not yet initialised
+    _forgotten: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -64,15 +64,8 @@ class DeepSpeedEngine(ZeroWeights):
         self._failed = False
         self._scale = ZeroScale()
         self._left_out = 0
-        self._counts = True
-        self._connect: Connect | None = None
+        self._fixed: Mapping[str, Tensor] = {}
         self._pending_state: tuple[OptimizerState, Tensor, Tensor | None, Callable[[], None]] | None = None
-
-    def join(self, worker: WorkerGroup | None, connect: Connect | None = None) -> None:
-        """Join the worker's ranks; raises PreflightError where they share a GPU."""
-        check_worker(worker, self.device)
-        super().join(worker)
-        self._connect = connect
 
     def load(self, shared: Tensor, private: Tensor | None = None, *, version: object | None = None) -> None:
         """Load shared and private weights; all ranks of the worker together."""
@@ -115,59 +108,37 @@ class DeepSpeedEngine(ZeroWeights):
         self.clear_gradients()
         self._seed(seed)
 
-    def step(
-        self, loss_fn: LossFunction, batches: Sequence[Any], divisor: int, before_step: GradientHook | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Take a step. All ranks of the worker get all micro-batches and return the same loss."""
-        assert self._schedule is not None, "start() comes first"
+    def _begin_step(self, loss_fn: LossFunction, batches: Sequence[Any]) -> None:
         self._failed = self._counts = True
         if self._pending_state is not None:
             self._materialize_state(loss_fn, parts_of(batches[0])[0])
-        total, sharing = torch.zeros((), device=self.device), self._sharing
-        for first in range(0, len(batches), sharing):
-            own = dist.get_rank() if sharing > 1 else 0
-            passes = passes_of(batches[first : first + sharing], own, loss_fn, self._counted, self.device)
-            for number, (part, share) in enumerate(passes, start=1):
-                is_last = first + sharing >= len(batches) and number == len(passes)
-                self._zero.set_gradient_accumulation_boundary(is_last)
-                self._counts = share > 0
-                with self._whole(loss_fn):
-                    loss = self._forward(loss_fn, part) / divisor * share
-                    total = total + loss.detach()
-                    with exchanging(self.worker):
-                        self._zero.backward(loss * self._size)  # DeepSpeed takes the mean over the ranks
-        self._counts = True
+
+    def _pass_back(self, loss_fn: LossFunction, part: Any, share: float, divisor: int, *, is_last: bool) -> Tensor:
+        self._zero.set_gradient_accumulation_boundary(is_last)
+        with self._whole(loss_fn):
+            loss = self._forward(loss_fn, part) / divisor * share
+            with exchanging(self.worker):
+                self._zero.backward(loss * self._size)  # DeepSpeed takes the mean over the ranks
+        return loss.detach()
+
+    def _end_step(self, before_step: GradientHook | None, total: Tensor) -> Tensor | None:
+        assert self._schedule is not None
         with exchanging(self.worker):
-            penalty = self._hooked(before_step) if before_step is not None else None
+            penalty = self._hooked(before_step, self._scale.value) if before_step is not None else None
             with self._left_alone(any(group["weight_decay"] for group in self._zero.basic_optimizer.param_groups)):
                 self._zero.step()
-            if sharing > 1:
+            if self._sharing > 1:
                 dist.all_reduce(total)
         self._left_out += not self._zero.was_step_applied()
         self._schedule.step()
         self._failed = False
-        return total, torch.zeros_like(total) if penalty is None else penalty
-
-    @property
-    def counts(self) -> bool:
-        """Count what a rank computes. One without a micro-batch computes along with the others."""
-        return self._counts and super().counts
-
-    def summed(self, values: Sequence[float]) -> list[float]:
-        """Add a number over the ranks of the worker."""
-        if self.worker is None or self._sharing == 1:
-            return super().summed(values)
-        return [sum(each) for each in zip(*self.worker.all_gather_floats(values), strict=True)]
+        return penalty
 
     def free(self) -> None:
         """Free the engine's memory. The next `load` builds all anew, on every rank of the worker or on none."""
         if self.worker is not None:
             self._failed = self.worker.any(self._failed)
         devices.give_back(self.device)
-
-    def backward(self, loss_fn: LossFunction, batch: Any, divisor: int = 1) -> Tensor:
-        """Not here: DeepSpeed ties a gradient to its step."""
-        raise FedtorchError(NO_GRADIENTS)
 
     def left_out(self) -> int:
         """Return the part of the gradients that the last step left out."""
@@ -199,15 +170,6 @@ class DeepSpeedEngine(ZeroWeights):
     def _put_scale(self, numbers: Mapping[str, int | float]) -> None:
         self._scale.put(numbers)
         self._left_out = int(numbers["left_out"])
-
-    @property
-    def _size(self) -> int:
-        return 1 if self.worker is None else self.worker.size
-
-    @property
-    def _sharing(self) -> int:
-        """The ranks that share a step's micro-batches; 1: all compute each of them together."""
-        return 1 if self._connect is not None else self._size
 
     def _forward(self, loss_fn: LossFunction, batch: Any) -> Tensor:
         objective: Any = loss_fn
@@ -255,20 +217,33 @@ class DeepSpeedEngine(ZeroWeights):
         self._failed = True
         begin()
 
-    def _hooked(self, hook: GradientHook) -> Tensor | None:
-        """Let a hook change the reduced gradients, which are whole while it runs."""
-        if self._tensors is None:
-            return hook(self)
-        own = set(self.shared.names)
-        names = [name for name in self.trained_names if name in own]
-        with self._tensors.changing_gradients(names, self._scale.value) as self._gradients:
-            penalty = hook(self)
-        self._gradients = None
-        return penalty
+    def forget_gradients(self, names: Collection[str]) -> None:
+        """Forget all gradients; inside a step's hook only.
 
-    def _seed(self, seed: int) -> None:
-        rank = dist.get_rank() if self._sharing > 1 else 0
-        seed_torch(seed_for(seed, "rank of a worker", rank) if rank else seed, self.device)
+        From stage 1 on gradients cannot be missing: they are zero, and what weight decay changes is put back. Moments
+        stay zero where the same gradients are forgotten in every step.
+        """
+        if self._tensors is None:
+            super().forget_gradients(names)
+        elif self._gradients is None:
+            raise self._no_gradients()
+        else:
+            self._forgotten = frozenset(names)
+
+    @contextmanager
+    def _left_alone(self, has_decay: bool) -> Iterator[None]:
+        """The step in here leaves what was forgotten as it is."""
+        names, self._forgotten = sorted(self._forgotten), frozenset()
+        if self._tensors is None or not names:
+            yield
+            return
+        self._tensors.clear_gradients(names)
+        held = self._tensors.masters(names) if has_decay else {}
+        yield
+        self._tensors.put(held)
+
+    def _fixed_values(self) -> Mapping[str, Tensor]:
+        return self._fixed
 
     # Construction
 
@@ -281,18 +256,13 @@ class DeepSpeedEngine(ZeroWeights):
         # not at every start: it needs transformers' optimisers, see `schedules`
         from fedtorch.train.zero_adafactor import sliced, tensors_of
 
-        if not dist.is_initialized() and self._size == 1:
-            backend = devices.BACKENDS if devices.is_gpu(self.device) else "gloo"
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-        world = dist.get_world_size() if dist.is_initialized() else 0
-        if world != self._size:  # a larger one would train all its clients as one
-            raise FedtorchError(f"a worker of {self._size} ranks found a default group of {world}; this is a bug")
+        self._make_group()
         optimizer = make_optimizer(self.trained_names, self.trained, self._hp)
         own = optimizer if self.settings.stage == 0 else sliced(optimizer, self.worker)
-        self._fixed_values = {name: self.module.get_parameter(name).data for name in self.fixed}  # not yet rounded
+        self._fixed = {name: self.module.get_parameter(name).data for name in self.fixed}  # not yet rounded
         self._zero = initialize(self._deepspeed, self.module, own, self.settings, self.device, ranks=self._size)
         if self.settings.stage > 0:  # the parameters have moved into DeepSpeed's own buffers
-            self._flat = self._flat_private = self.flat_frozen = torch.empty(0)
+            self._let_go()
             self._keep_initial()
             self._tensors = tensors_of(self.module, self._zero, stage=self.settings.stage, rank=dist.get_rank())
         self._scale = ZeroScale(self._zero.optimizer.loss_scaler if self.settings.precision == "fp16" else None)

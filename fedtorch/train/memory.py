@@ -1,4 +1,4 @@
-"""Memory of a model's states under plain torch and under DeepSpeed, per rank, without activations and libraries."""
+"""Memory of a model's states under plain torch, FSDP and DeepSpeed, per rank, without activations and libraries."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedtorch.core import devices
+from fedtorch.train.blocks import blocks_of
 from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.train.zero import import_deepspeed, is_installed
 
@@ -28,12 +29,18 @@ class Size:
     """Parameters, tied ones once."""
     largest: int
     """Those of the largest layer, which ZeRO-3 gathers at once."""
+    block: int = 0
+    """Those of the largest block, which FSDP gathers at once."""
+    rest: int = 0
+    """Those outside of blocks, which FSDP gathers for a whole pass."""
 
     @classmethod
     def of(cls, module: nn.Module) -> Size:
         """As DeepSpeed counts: a layer is a module's own parameters."""
         largest = max(sum(p.numel() for p in part.parameters(recurse=False)) for part in module.modules())
-        return cls(sum(p.numel() for p in module.parameters()), largest)
+        numbers = sum(p.numel() for p in module.parameters())
+        blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(module)]
+        return cls(numbers, largest, max(blocks, default=0), numbers - sum(blocks))
 
 
 @dataclass(frozen=True)
@@ -70,12 +77,19 @@ def known_sizes() -> Mapping[str, Size]:
 def states(size: Size, settings: EngineConfig, *, ranks: int, moments: float = 2.0) -> States:
     """Bytes that a rank of a worker of `ranks` keeps. moments: the optimiser's numbers per parameter, 2 for Adam.
 
-    Stage 0 has parameters, gradients and moments in fp32. From stage 1 on there are also fp32 masters and an fp32 sum
-    of the gradients; what a stage splits is divided by `ranks`. With offload the masters, sums and moments are on the
-    host. For Adam in 16 bits this is what DeepSpeed's own estimators say.
+    FSDP on several ranks has its rows of parameters, gradients and moments, all fp32, and at the highest point of a
+    pass what `_gathered` says; with offload its rows are on the host. On one rank it is plain torch.
+
+    Stage 0 of DeepSpeed has parameters, gradients and moments in fp32. From stage 1 on there are also fp32 masters and
+    an fp32 sum of the gradients; what a stage splits is divided by `ranks`. With offload the masters, sums and moments
+    are on the host. For Adam in 16 bits this is what DeepSpeed's own estimators say.
     """
     width = 4 if settings.precision == "fp32" else 2
     n, largest = size.numbers, size.largest
+    if settings.kind == "fsdp" and (ranks > 1 or settings.offload_parameters):
+        rows = int(-(-n // ranks) * (4 + 4 + 4 * moments))
+        gathered = _gathered(size, width)
+        return States(gathered, rows) if settings.offload_parameters else States(gathered + rows)
     if settings.stage == 0:
         return States(int(n * (4 + 4 + 4 * moments)))
     split = n / ranks
@@ -89,12 +103,21 @@ def states(size: Size, settings: EngineConfig, *, ranks: int, moments: float = 2
     return States(int(parameters), int(stepping * HOST_BUFFERS))
 
 
+def _gathered(size: Size, width: int) -> int:
+    """Bytes of whole parameters and gradients that FSDP has at once, at most, where a number has `width` bytes.
+
+    All through the backward pass the parameters outside of blocks, and their gradients. Beside them at first the fp32
+    sums of these gradients' parts; or a block's parameters, the next one's, its gradients and their sums.
+    """
+    return 2 * width * size.rest + max(4 * size.rest, (3 * width + 4) * size.block)
+
+
 def deepspeeds_own(size: Size, settings: EngineConfig, *, ranks: int) -> States | None:
     """Answer of DeepSpeed's estimators for one machine with `ranks` devices; None where it has none.
 
     They know stages 2 and 3, 16 bits and Adam.
     """
-    if settings.stage < 2 or settings.precision == "fp32" or not is_installed():
+    if settings.kind != "deepspeed" or settings.stage < 2 or settings.precision == "fp32" or not is_installed():
         return None
     import_deepspeed(devices.kind())
     if settings.stage == 2:

@@ -101,15 +101,21 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 class Optimizers:
     """Optimisers over the same parameters, made when they are first asked for."""
 
-    def __init__(self, names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
-        self._names, self._parameters = names, parameters
+    def __init__(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        change: Callable[[torch.optim.Optimizer], torch.optim.Optimizer] = lambda made: made,
+    ) -> None:
+        """change: makes of each what fits these parameters, which may be parts of some."""
+        self._names, self._parameters, self._change = names, parameters, change
         self._made: dict[tuple[Any, ...], torch.optim.Optimizer] = {}
 
     def of(self, hp: ClientConfig) -> torch.optim.Optimizer:
         """The one for these settings, in the state that its last user left."""
         key = tuple(getattr(hp, name) for name in _BUILT_IN)
         if key not in self._made:
-            self._made[key] = make_optimizer(self._names, self._parameters, hp)
+            self._made[key] = self._change(make_optimizer(self._names, self._parameters, hp))
         return self._made[key]
 
 

@@ -260,36 +260,48 @@ class ClientConfig:
             )
 
 
+_USED = {"torch": (), "fsdp": ("offload_parameters", "activation_checkpointing")}
+"""Kind of engine that does not use all fields -> those that it uses beside those of every kind."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
-    """`engine`: what trains a client's model; everything but `kind`, `precision` and its scale is for DeepSpeed."""
+    """`engine`: what trains a client's model; `stage` and `offload_optimizer` are for DeepSpeed."""
 
-    kind: Literal["torch", "deepspeed"] = "torch"
-    """torch: one whole model per rank; deepspeed: ZeRO over the ranks of a worker."""
+    kind: Literal["torch", "fsdp", "deepspeed"] = "torch"
+    """torch: one whole model per rank; fsdp: parameters, gradients and optimiser state over the ranks of a worker, by
+    torch alone; deepspeed: ZeRO over the ranks of a worker."""
     stage: Annotated[int, Field(ge=0, le=3)] = 0
-    """What the ranks of a worker share out: 0 nothing, 1 optimiser state, 2 also gradients, 3 also parameters."""
+    """Of deepspeed, what the ranks of a worker share out: 0 nothing, 1 optimiser state, 2 also gradients, 3 also
+    parameters."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of forward passes, in training and in evaluation. torch: autocast over fp32 parameters and gradients; deepspeed:
-    16-bit parameters and activations over fp32 masters. Optimiser state and what is exchanged stay fp32."""
+    """Of forward passes, in training and in evaluation. torch: autocast over fp32 parameters and gradients; fsdp: the
+    same over 16-bit copies of gathered parameters; deepspeed: 16-bit parameters and activations over fp32 masters.
+    Optimiser state and what is exchanged stay fp32."""
     initial_scale_power: Annotated[int, Field(ge=0, le=24)] = 12
     """Of fp16: the loss is multiplied by 2 to this power at a client's start. A step whose gradients overflow is left
     out, though its learning rate is used up, and halves the factor; 1000 steps without one double it."""
     offload_optimizer: bool = False
-    """Keep optimiser state and masters in the host's memory, and take the steps there."""
+    """Of deepspeed: keep optimiser state and masters in the host's memory, and take the steps there."""
     offload_parameters: bool = False
-    """Of stage 3: keep parameters in the host's memory until a layer needs them."""
+    """Of stage 3, and of fsdp: keep parameters in the host's memory until a layer needs them; with fsdp also gradients
+    and optimiser state, and the steps are taken there."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass in place of keeping them."""
 
+    @property
+    def splits_parameters(self) -> bool:
+        """Do the ranks of a worker of several share out the parameters, so that none has all of them?"""
+        return self.kind == "fsdp" or (self.kind == "deepspeed" and self.stage == 3)
+
     def __post_init__(self) -> None:
-        if self.kind == "torch":
-            for known in fields(self):
-                used = known.name in ("precision", "initial_scale_power")
-                if (value := getattr(self, known.name)) != known.default and not used:
-                    raise ConfigError(
-                        f"engine.{known.name} is {str(value).lower()} but engine.kind is torch, which does not use it; "
-                        f"remove engine.{known.name} or set engine.kind to deepspeed"
-                    )
+        common = ("kind", "precision", "initial_scale_power")
+        for known in fields(self) if self.kind in _USED else ():
+            if (value := getattr(self, known.name)) != known.default and known.name not in common + _USED[self.kind]:
+                raise ConfigError(
+                    f"engine.{known.name} is {str(value).lower()} but engine.kind is {self.kind}, which does not use "
+                    f"it; remove engine.{known.name} or set engine.kind to deepspeed"
+                )
         is_cast = self.kind == "deepspeed" and self.precision != "fp32"
         needs = {
             "precision": (is_cast, 1, "fp32 masters begin there; on one rank it splits nothing"),
@@ -297,7 +309,7 @@ class EngineConfig:
             "offload_parameters": (self.offload_parameters, 3, "the others keep whole parameters on the device"),
         }
         for name, (is_set, stage, reason) in needs.items():
-            if is_set and self.stage < stage:
+            if is_set and self.stage < stage and self.kind == "deepspeed":
                 raise ConfigError(
                     f"engine.{name} is {str(getattr(self, name)).lower()} but engine.stage is {self.stage}; set "
                     f"engine.stage to {stage} or more ({reason})"

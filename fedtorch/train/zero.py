@@ -19,9 +19,7 @@ from torch.nn import functional
 from typing_extensions import Self
 
 from fedtorch.comm.transport.environment import environment
-from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core.devices import is_gpu
-from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.train.extensions import warn_of_stale_locks
 from fedtorch.train.settings import EngineConfig
 from fedtorch.train.whole_passes import LossFunction, WholePass
@@ -79,20 +77,6 @@ class Harmless(logging.Filter):
         if reason is not None:
             log.debug("DeepSpeed: %s: %s", said.strip(" *"), reason)
         return reason is None
-
-
-def check_worker(worker: WorkerGroup | None, device: torch.device) -> None:
-    """Can the ranks of a worker exchange what is on this device?
-
-    Raises:
-        PreflightError: ranks share a GPU, which NCCL refuses.
-    """
-    if worker is not None and is_gpu(device) and "nccl" not in worker.backend:
-        raise PreflightError(
-            f"engine.kind is deepspeed and system.ranks_per_worker is {worker.size}, but the ranks {worker.ranks} of a "
-            "worker have no GPU each, or torch has no NCCL; start at most as many ranks on a node as it has GPUs, or "
-            "set system.ranks_per_worker to 1"
-        )
 
 
 def zero_config(settings: EngineConfig, size: int, *, pin: bool) -> dict[str, Any]:
@@ -249,21 +233,3 @@ class ZeroScale:
         """As it was before any step."""
         for name, value in self._start.items():
             setattr(self._scaler, name, value)
-
-
-@contextmanager
-def exchanging(worker: WorkerGroup | None) -> Iterator[None]:
-    """DeepSpeed's exchanges go in here: an error leaves the other ranks of the worker where they cannot be told.
-
-    Raises:
-        FedtorchError: in place of any error, if there are other ranks.
-    """
-    try:
-        yield
-    except Exception as error:
-        if worker is None or worker.size == 1:
-            raise
-        worker.close()
-        kind = type(error).__name__
-        advice = "; lower client.batch_size or raise engine.stage" if "OutOfMemory" in kind else ""
-        raise FedtorchError(f"a rank failed inside an exchange of its worker ({kind}){advice}") from error

@@ -9,7 +9,7 @@ slices. Checked with deepspeed 0.19.8.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -140,6 +140,40 @@ class SlicedAdafactor(Adafactor):
             )
         return update
 
+    @property
+    def _all(self) -> dict[str, Piece]:
+        return {piece.name: piece for pieces in self.pieces.values() for piece in pieces}
+
+    def whole_state(self, names: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, int | float]]:
+        """The state of these parameters, as `optim.state_of` gives it, with whole tensors; all ranks call it."""
+        tensors: dict[str, Tensor] = {}
+        numbers: dict[str, int | float] = {}
+        pieces, states = self._all, cast(dict[Any, dict[str, Any]], self.state)
+        for name in names:
+            for key, value in states.get(name, {}).items() if states.get(name, {}).get("step") else ():
+                if not isinstance(value, Tensor):
+                    numbers[f"{name}/{key}"] = value
+                elif pieces[name].is_factored or not value.ndim:
+                    tensors[f"{name}/{key}"] = value.cpu().clone()
+                else:
+                    whole = value.new_zeros(pieces[name].shape).flatten()
+                    whole[pieces[name].start : pieces[name].start + len(value)] = value
+                    tensors[f"{name}/{key}"] = self.summed(whole).view(pieces[name].shape).cpu()
+        return tensors, numbers
+
+    def put_whole_state(self, state: OptimizerState, device: torch.device) -> None:
+        """Put back what `whole_state` gave. device: of the slices."""
+        entries: list[tuple[str, Any]] = [*state[0].items(), *state[1].items()]
+        pieces, states = self._all, cast(dict[Any, dict[str, Any]], self.state)
+        for path, value in entries:
+            name, key = path.rsplit("/", 1)
+            piece = pieces[name]
+            if isinstance(value, Tensor):
+                value = value.to(device, torch.float32).clone()
+                if value.ndim and not piece.is_factored:
+                    value = value.flatten()[piece.start : piece.start + piece.size]
+            states[name][key] = value
+
 
 def _sums(piece: Piece, squares: Tensor) -> tuple[Tensor, Tensor]:
     """This rank's share of the sums along rows (matrices, rows) and columns (matrices, columns), fp64."""
@@ -199,39 +233,13 @@ class AdafactorTensors(ZeroTensors):
         inside, own = fragment.lp_fragment_address, fragment.hp_fragment_address
         return Piece(name, parameter.shape, inside.start, own.start, own.numel)
 
-    @property
-    def _all(self) -> dict[str, Piece]:
-        return {piece.name: piece for pieces in self._sliced.pieces.values() for piece in pieces}
-
     def state(self, names: Any) -> tuple[dict[str, Tensor], dict[str, int | float]]:
         """Return the optimiser's state as whole tensors by name."""
-        tensors: dict[str, Tensor] = {}
-        numbers: dict[str, int | float] = {}
-        pieces, states = self._all, cast(dict[Any, dict[str, Any]], self._sliced.state)
-        for name in names:
-            for key, value in states.get(name, {}).items() if states.get(name, {}).get("step") else ():
-                if not isinstance(value, Tensor):
-                    numbers[f"{name}/{key}"] = value
-                elif pieces[name].is_factored or not value.ndim:
-                    tensors[f"{name}/{key}"] = value.cpu().clone()
-                else:
-                    whole = value.new_zeros(pieces[name].shape).flatten()
-                    whole[pieces[name].start : pieces[name].start + len(value)] = value
-                    tensors[f"{name}/{key}"] = self._sliced.summed(whole).view(pieces[name].shape).cpu()
-        return tensors, numbers
+        return self._sliced.whole_state(names)
 
     def put_state(self, state: OptimizerState) -> None:
         """Put whole tensors back into the optimiser's state."""
-        entries: list[tuple[str, Any]] = [*state[0].items(), *state[1].items()]
-        pieces, states = self._all, cast(dict[Any, dict[str, Any]], self._sliced.state)
-        for path, value in entries:
-            name, key = path.rsplit("/", 1)
-            piece = pieces[name]
-            if isinstance(value, Tensor):
-                value = value.to(self._device, torch.float32).clone()
-                if value.ndim and not piece.is_factored:
-                    value = value.flatten()[piece.start : piece.start + piece.size]
-            states[name][key] = value
+        self._sliced.put_whole_state(state, self._device)
 
     @property
     def has_state(self) -> bool:

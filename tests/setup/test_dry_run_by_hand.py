@@ -12,7 +12,7 @@ from toy import Quadratic
 from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.local import Local
 from fedtorch.compression.compressors import TopK
-from fedtorch.config.schema import ClientConfig, ServerConfig
+from fedtorch.config.schema import ClientConfig, EngineConfig, ServerConfig, SystemConfig
 from fedtorch.planning.bench import Measured, step_key, write
 from fedtorch.planning.cost_model import Constants
 from fedtorch.planning.dry_run import describe
@@ -26,7 +26,8 @@ TASK = Quadratic(clients={name: (1.0, 0.0, 4) for name in "abcd"}, start=(1.0,),
 
 
 def built_run(folder: Path, ranks: int = 8, **changes: Any) -> BuiltRun:
-    config = make_config(folder, TASK, client=ClientConfig(optimizer="sgd", lr=0.1, batch_size=2), **changes)
+    changes = {"client": ClientConfig(optimizer="sgd", lr=0.1, batch_size=2), **changes}
+    config = make_config(folder, TASK, **changes)
     return build(config, num_ranks=ranks, rank=0)
 
 
@@ -80,3 +81,16 @@ def test_a_message_goes_to_the_server_and_its_choice_to_all_or_every_message_doe
     rule = FedAssistant(payload="delta", compression="topk", topk=topk, exchange=exchange, weights="equal")
     text = describe(built_run(tmp_path, algorithm=rule, server=step), num_ranks=8)
     assert f"per round at most {down} MiB down and 4.5 MiB up, 4 clients" in text
+
+
+def test_rows_of_fsdp_and_what_is_gathered(tmp_path: Path) -> None:
+    """A model of 4 MiB without layers: a rank keeps half of weights and gradients, and gathers 12 MiB."""
+    engine, system = EngineConfig(kind="fsdp"), SystemConfig(ranks_per_worker=2)
+    built = built_run(tmp_path, 3, engine=engine, system=system, client=ClientConfig(optimizer="sgd", accumulation=2))
+    lines = describe(built, num_ranks=3).splitlines()
+    assert any("initial weights 4 MiB, updates" in line and "gradients" not in line for line in lines)
+    at = lines.index(
+        "FSDP, fp32, workers of 2 ranks: parameters, gradients and optimiser, and what is gathered, per rank, in GiB"
+    )
+    assert lines[at + 1].split() == ["numbers", "device", "host"]
+    assert lines[at + 2].split() == ["this", "model", "1,048,576", "0.02", "0.00"]  # 16 MiB

@@ -38,6 +38,7 @@ from fedtorch.setup.rules.evaluation import models_of_clients_have_the_present_b
 from fedtorch.setup.rules.sums import PREVIOUS
 from fedtorch.setup.rules.vectors import something_is_shared, what_travels_is_there
 from fedtorch.train.engine import Engine
+from fedtorch.train.fsdp import FsdpEngine
 
 TASK = Quadratic(clients={name: (1.0, 0.0, 3) for name in "abcdefgh"}, start=(1.0, 2.0), head=(3.0,))
 
@@ -195,16 +196,20 @@ def test_an_algorithm_is_called_as_the_config_calls_it(tmp_path: Path) -> None:
 def test_torch_or_whoever_trains_nothing_has_the_plain_engine(tmp_path: Path) -> None:
     config, cpu = make_config(tmp_path, TASK), torch.device("cpu")
 
-    def engine(config: Config, trains: bool) -> Any:
+    def engine(config: Config, ranks: int) -> Any:
         narrow = replace(TASK, double=False)
-        return make_engine(config, lambda: narrow.build_model(0), cpu, hp=config.client, trains=trains)
+        return make_engine(config, lambda: narrow.build_model(0), cpu, hp=config.client, ranks=ranks)
 
-    assert type(engine(config, True)) is type(engine(config, False)) is Engine
+    assert type(engine(config, 1)) is type(engine(config, 0)) is Engine
     deep = replace(config, engine=replace(config.engine, kind="deepspeed"))
-    assert type(engine(deep, False)) is Engine
+    assert type(engine(deep, 0)) is Engine
+    split = replace(config, engine=replace(config.engine, kind="fsdp"))
+    assert [type(engine(split, ranks)) for ranks in (0, 1, 2)] == [Engine, Engine, FsdpEngine]
+    offloaded = replace(split, engine=replace(split.engine, offload_parameters=True))
+    assert [type(engine(offloaded, ranks)) for ranks in (0, 1)] == [Engine, FsdpEngine]
     nothing = replace(config, partition=replace(config.partition, private=("nothing*",)))
     with pytest.raises(ConfigError, match="matches none of the 2 parameters"):
-        engine(nothing, True)
+        engine(nothing, 1)
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from harness import SGD, make_config
+from torch import nn
 from toy import Quadratic
 
 from fedtorch.algorithms.base import Algorithm
@@ -17,7 +19,7 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.scaffold import Scaffold
-from fedtorch.config.schema import EngineConfig, EvalConfig, SystemConfig
+from fedtorch.config.schema import ClientConfig, EngineConfig, EvalConfig, PartitionConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.places import Places
 from fedtorch.core.weights import Layout, Partition
@@ -32,9 +34,14 @@ from fedtorch.setup.rules.algorithm import (
 from fedtorch.setup.rules.attacks import those_who_are_known_keep_nothing
 from fedtorch.setup.rules.engine import (
     a_server_with_data_trains_alone,
+    masters_are_fp32,
+    micro_batches_can_be_dealt,
+    muon_has_whole_matrices,
+    private_weights_are_drawn_from_a_whole_model,
     something_is_trained,
-    the_algorithm_takes_deepspeed,
+    the_algorithm_takes_a_split_model,
     the_device_has_the_precision,
+    what_is_trained_has_rows,
 )
 from fedtorch.setup.rules.evaluation import (
     evaluations_can_wait,
@@ -169,6 +176,10 @@ def test_rounds_without_a_trained_parameter_are_refused_and_no_rounds_are_not(tm
         ("deepspeed", ("torch", "deepspeed"), False),
         ("deepspeed", ("torch", "deepspeed/2"), False),
         ("deepspeed", ("torch", "deepspeed/3"), True),
+        ("fsdp", ("torch",), True),
+        ("fsdp", ("torch", "deepspeed"), False),
+        ("fsdp", ("torch", "deepspeed/2"), True),
+        ("fsdp", ("torch", "deepspeed/3"), False),
     ],
 )
 def test_an_algorithm_names_the_stages_of_deepspeed_that_it_takes(
@@ -184,8 +195,62 @@ def test_an_algorithm_names_the_stages_of_deepspeed_that_it_takes(
 
     stage: Any = {"stage": 2} if kind == "deepspeed" else {}
     plan = plan_of(tmp_path, algorithm=Choosy(), engine=EngineConfig(kind=kind, **stage))
-    said = refused(the_algorithm_takes_deepspeed, plan)
-    assert ("engine.stage 2" in said and "looks into the module" in said) == is_refused == bool(said)
+    said = refused(the_algorithm_takes_a_split_model, plan)
+    begun = "engine.kind is fsdp but algorithm.name" if kind == "fsdp" else "is deepspeed and engine.stage 2 but"
+    assert (begun in said and "looks into the module" in said) == is_refused == bool(said)
+
+
+@dataclass(frozen=True)
+class Drawing(Quadratic):
+    """Draws private weights."""
+
+    def draw_private(self, model: Any, seed: int) -> Any:
+        return None
+
+
+@pytest.mark.parametrize("kind", ["torch", "fsdp", "deepspeed"])
+def test_what_needs_whole_parameters_is_refused_where_they_are_split(kind: Any, tmp_path: Path) -> None:
+    """Muon, micro-batches that cannot be dealt, and private weights drawn from a whole model."""
+    stage: Any = {"stage": 3} if kind == "deepspeed" else {}
+    engine, is_split = EngineConfig(kind=kind, **stage), kind != "torch"
+    for width, accumulation, optimizer in ((1, 3, "muon"), (2, 3, "sgd"), (2, 2, "muon"), (2, 2, "sgd")):
+        client = ClientConfig(optimizer=optimizer, accumulation=accumulation)  # type: ignore[arg-type]
+        changes: dict[str, Any] = {"system": SystemConfig(ranks_per_worker=width), "engine": engine, "client": client}
+        plan = Plan.of(make_config(tmp_path, TASK, **changes), 3)
+        said = [refused(rule, plan) for rule in (muon_has_whole_matrices, micro_batches_can_be_dealt)]
+        assert [bool(one) for one in said] == [is_split and optimizer == "muon", is_split and accumulation % width > 0]
+        assert f"engine.kind is {kind}; set" in said[0] or not said[0]
+        for private in ((), ("w",)):
+            drawing = Drawing(clients=CLIENTS)
+            drawn = Plan.of(make_config(tmp_path, drawing, partition=PartitionConfig(private=private), **changes), 3)
+            why = refused(private_weights_are_drawn_from_a_whole_model, drawn)
+            assert bool(why) == (bool(private) and (kind == "deepspeed" or (kind == "fsdp" and width == 2)))
+            assert not why or (("kind is fsdp; set engine.kind to torch" in why) == (kind == "fsdp"))
+            whole = Plan.of(make_config(tmp_path, TASK, partition=PartitionConfig(private=private), **changes), 3)
+            assert not refused(private_weights_are_drawn_from_a_whole_model, whole)
+
+
+def test_rows_of_fp32_are_shared_out(tmp_path: Path) -> None:
+    """Trained parameters alone for FSDP, all for DeepSpeed."""
+
+    class Odd(nn.Module):
+        def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, is_trained: bool) -> None:
+            super().__init__()
+            self.odd = nn.Parameter(torch.ones(shape, dtype=dtype), requires_grad=is_trained)
+
+    for kind in ("torch", "fsdp", "deepspeed"):
+        config = make_config(tmp_path, TASK, engine=EngineConfig(kind=kind))  # type: ignore[arg-type]
+        for shape, dtype, is_trained in product(((), (2,)), (torch.float32, torch.bfloat16), (True, False)):
+            module, found = Odd(shape, dtype, is_trained), list[bool]()
+            for rule in (masters_are_fp32, what_is_trained_has_rows):
+                try:
+                    rule(config, module)
+                    found.append(False)
+                except ConfigError as error:
+                    assert f"engine.kind is {kind}" in str(error) and "`odd`" in str(error)
+                    found.append(True)
+            narrow = dtype == torch.bfloat16 and (kind == "deepspeed" or (kind == "fsdp" and is_trained))
+            assert found == [narrow, kind == "fsdp" and not shape and is_trained]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Adapters under DeepSpeed: every stage as in a plain process, and what is written is whole."""
+"""Adapters under DeepSpeed and FSDP: as in a plain process, and what is written is whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from own_rows import BERT, GPT2, classifier, completer, weather, write_rows
 from ranks import run_ranks
 from safetensors.torch import load_file
 
-from tests.train.test_deepspeed_ranks import Outcome, agree, result
+from tests.train.test_deepspeed_ranks import Outcome, agree, engine_of, result
 
 pytest.importorskip("deepspeed")
 
@@ -54,13 +54,13 @@ def as_rank(folder: str, configs: list[Config]) -> list[Outcome]:
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("stage", [pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 2)] + [3])
-def test_a_worker_of_two_ranks_equals_one_plain_process(stage: int, tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("stage", [pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 2)] + [3, "fsdp"])
+def test_a_worker_of_two_ranks_equals_one_plain_process(stage: int | str, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(Path("rows.jsonl"), weather(24))
     names = list(cases())
     expected = [result(config_of(tmp_path / "one", name)) for name in names]
-    shared = {"engine": EngineConfig(kind="deepspeed", stage=stage), "system": SystemConfig(ranks_per_worker=2)}
+    shared = {"engine": engine_of(stage), "system": SystemConfig(ranks_per_worker=2)}
     configs = [config_of(tmp_path / "many", name, **shared) for name in names]
     found = run_ranks(as_rank, 3, str(tmp_path), configs, timeout=240)[0]
     for one, other in zip(found, expected, strict=True):

@@ -1,4 +1,4 @@
-"""Teachers, personal models, pseudo labels and sent gradients under DeepSpeed: two ranks equal one process."""
+"""Teachers, personal models, pseudo labels and sent gradients under DeepSpeed and FSDP: two ranks equal one process."""
 
 from __future__ import annotations
 
@@ -174,13 +174,14 @@ def reported_alike(name: str, one: dict[str, float], other: dict[str, float], *,
 
 
 def equal_one_process(
-    names: Sequence[str], stage: int, folder: Path, *settings: str, workers: Sequence[int] = (2,)
+    names: Sequence[str], stage: int | str, folder: Path, *settings: str, workers: Sequence[int] = (2,)
 ) -> None:
     os.chdir(folder)
     expected = {name: outcome(config_of(name, folder / "one" / name, *settings)) for name in names}
-    zero = ("engine.kind=deepspeed", f"engine.stage={stage}", f"system.ranks_per_worker={list(workers)}")
+    kind = ("engine.kind=fsdp",) if stage == "fsdp" else ("engine.kind=deepspeed", f"engine.stage={stage}")
+    split = (*kind, f"system.ranks_per_worker={list(workers)}")
     again = {name: ("engine.activation_checkpointing=true",) if name.endswith("_again") else () for name in names}
-    configs = [config_of(name, folder / "many" / name, *settings, *zero, *again[name]) for name in names]
+    configs = [config_of(name, folder / "many" / name, *settings, *split, *again[name]) for name in names]
     size = 1 + sum(workers)
     server, *others = run_ranks(as_rank, size, str(folder), configs, size, timeout=900)
     leaders = [others[sum(workers[:place])] for place in range(len(workers))]
@@ -213,9 +214,9 @@ def test_a_teacher_and_a_pair_of_ranks_in_stage_3(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3, "fsdp"])
 @pytest.mark.parametrize("kind", ["parsing", "ditto", "pfedme", "ffw", "silo", "meta", "feda", "gpt", "through"])
-def test_every_row_of_every_kind(kind: str, stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_row_of_every_kind(kind: str, stage: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     also = {"through": ("own", "delta")}.get(kind, ())
     equal_one_process([name for name in CASES if name.startswith((kind, *also))], stage, tmp_path)
@@ -223,9 +224,9 @@ def test_every_row_of_every_kind(kind: str, stage: int, tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3, "fsdp"])
 def test_every_row_of_fedassistant_on_two_pairs_of_ranks(
-    stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     equal_one_process([*ALL_ROWS, *DIALOGS], stage, tmp_path, workers=(2, 2))
@@ -233,8 +234,8 @@ def test_every_row_of_fedassistant_on_two_pairs_of_ranks(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("stage", [1, 3])
-def test_three_ranks_share_dialogs(stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stage", [1, 3, "fsdp"])
+def test_three_ranks_share_dialogs(stage: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = ("client.accumulation=3", "task.model.dropout=0")
     equal_one_process([*DIALOGS], stage, tmp_path, *settings, workers=(3,))

@@ -14,7 +14,8 @@ import torch
 pytest.importorskip("deepspeed")
 
 from fedtorch.core.errors import PreflightError
-from fedtorch.train.zero import Harmless, check_worker, import_deepspeed
+from fedtorch.train.split_engine import check_worker
+from fedtorch.train.zero import Harmless, import_deepspeed
 
 GPU = torch.device("cuda", 1)
 
@@ -25,13 +26,13 @@ def worker(backend: str) -> Any:
 
 def test_ranks_of_a_worker_that_share_a_gpu_are_refused() -> None:
     with pytest.raises(PreflightError, match=r"ranks_per_worker is 2, but the ranks \(3, 4\) .* have no GPU each"):
-        check_worker(worker("gloo"), GPU)
+        check_worker(worker("gloo"), GPU, "deepspeed")
 
 
 def test_ranks_with_gpus_of_their_own_or_none_at_all_and_a_rank_alone_may_train() -> None:
-    check_worker(worker("cpu:gloo,cuda:nccl"), GPU)
-    check_worker(worker("gloo"), torch.device("cpu"))
-    check_worker(None, GPU)
+    check_worker(worker("cpu:gloo,cuda:nccl"), GPU, "deepspeed")
+    check_worker(worker("gloo"), torch.device("cpu"), "deepspeed")
+    check_worker(None, GPU, "deepspeed")
 
 
 @pytest.mark.parametrize(("device", "index"), [(GPU, "1"), (torch.device("cpu"), "5")])

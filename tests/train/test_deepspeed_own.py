@@ -1,4 +1,4 @@
-"""Any encoder, encoder-decoder and decoder over rows of one's own under DeepSpeed, as in a plain process."""
+"""Any encoder, encoder-decoder and decoder over rows of one's own under DeepSpeed and FSDP, as in a plain process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from judged_rows import judge, write_both
 from own_rows import BERT, FEW, classifier, own, weather, write_rows
 from ranks import run_ranks
 
-from tests.train.test_deepspeed_ranks import Outcome, agree, result
+from tests.train.test_deepspeed_ranks import Outcome, agree, engine_of, result
 
 pytest.importorskip("deepspeed")
 
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config.schema import ClientConfig, Config, EngineConfig, EvalConfig, SystemConfig
+from fedtorch.config.schema import ClientConfig, Config, EvalConfig, SystemConfig
 from fedtorch.tasks.base import Task
 from fedtorch.tasks.causal_lm import CausalLM
 from fedtorch.tasks.seq2seq import Seq2Seq
@@ -50,15 +50,24 @@ def as_rank(folder: str, configs: list[Config]) -> list[Outcome]:
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_worker_of_two_ranks_equals_one_process(stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        2,
+        *[pytest.param(stage, marks=pytest.mark.slow) for stage in (3, "fsdp")],
+    ],
+)
+def test_a_worker_of_two_ranks_equals_one_process(
+    stage: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows differ in length, so the ranks' micro-batches differ in tokens: sums are divided, not means averaged."""
     monkeypatch.chdir(tmp_path)
     write_rows(Path("rows.jsonl"), weather(24))
     write_both()
     whole = SystemConfig(oom_retry=False)  # as KTO's batches have to be
     plain: dict[str, Any] = {"client": ADAMW, "eval": EvalConfig(every=1), "system": whole}
-    shared: dict[str, Any] = {"engine": EngineConfig(kind="deepspeed", stage=stage)}
+    shared: dict[str, Any] = {"engine": engine_of(stage)}
     shared["system"] = replace(whole, ranks_per_worker=2)
     expected = {kind: result(make_config(tmp_path / kind, task, **plain)) for kind, task in tasks().items()}
     configs = [make_config(tmp_path / "many" / kind, task, **{**plain, **shared}) for kind, task in tasks().items()]

@@ -90,6 +90,11 @@ def two_sides() -> nn.Module:
     return TwoSide(GPT2LMHeadModel(config), GPT2LMHeadModel(config), Passing("through"))
 
 
+def engine_of(stage: int | str) -> EngineConfig:
+    """DeepSpeed's of a stage, or FSDP's."""
+    return EngineConfig(kind="fsdp") if stage == "fsdp" else EngineConfig(kind="deepspeed", stage=int(stage))
+
+
 class Turns:
     """The loss of dialogs of one to four turns, of which either side begins some."""
 

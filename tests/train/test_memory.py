@@ -17,6 +17,7 @@ from fedtorch.train.zero import is_installed
 class Zero:
     stage: int
     precision: str = "bf16"
+    kind: str = "deepspeed"
     offload_optimizer: bool = False
     offload_parameters: bool = False
     activation_checkpointing: bool = False
@@ -31,7 +32,15 @@ def test_the_models_that_people_ask_about_have_their_published_sizes() -> None:
 @pytest.mark.skipif(not is_installed(), reason="deepspeed is not installed")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize(
-    "zero", [Zero(2), Zero(3), Zero(2, "bf16", True), Zero(3, "fp16", True), Zero(3, "bf16", True, True)], ids=str
+    "zero",
+    [
+        Zero(2),
+        Zero(3),
+        Zero(2, offload_optimizer=True),
+        Zero(3, "fp16", offload_optimizer=True),
+        Zero(3, offload_optimizer=True, offload_parameters=True),
+    ],
+    ids=str,
 )
 def test_the_formula_gives_deepspeeds_own_estimate(zero: Zero, ranks: int) -> None:
     for size in known_sizes().values():
@@ -51,6 +60,21 @@ def test_without_an_estimator_the_formula_says_what_each_stage_keeps() -> None:
     assert states(size, Zero(1), ranks=1) == States(20 * n)
     assert states(size, Zero(1), ranks=4) == States(8 * n)
     assert states(size, Zero(2, "fp32"), ranks=2) == States(14 * n)
+
+
+def test_fsdp_keeps_rows_and_gathers_blocks_and_what_lies_outside_of_them() -> None:
+    """GPT-2 XL: 48 layers of width 1600; embeddings of 50257 words and 1024 places, and the last norm."""
+    size, width = known_sizes()["GPT-2 XL"], 1600
+    layer = 12 * width**2 + 13 * width
+    rest = (50257 + 1024 + 2) * width
+    assert (size.block, size.rest) == (layer, rest) and 48 * layer + rest == size.numbers
+    rows = 16 * size.numbers // 2
+    fp32 = Zero(0, "fp32", kind="fsdp")
+    assert states(size, fp32, ranks=2) == States(rows + 8 * rest + 16 * layer)  # 4 layers of fp32 are more than rest
+    assert states(size, Zero(0, kind="fsdp"), ranks=2) == States(rows + 4 * rest + max(4 * rest, 10 * layer))
+    assert states(size, fp32, ranks=1) == States(16 * size.numbers)  # the plain engine
+    offloaded = Zero(0, "fp32", kind="fsdp", offload_parameters=True)
+    assert states(size, offloaded, ranks=1) == States(8 * rest + 16 * layer, 16 * size.numbers)
 
 
 BUILDS = """

@@ -42,12 +42,14 @@ def deepspeed_is_installed(plan: Plan) -> None:
         require("engine.kind: deepspeed", "deepspeed", extra="deepspeed", instead="set engine.kind to torch")
 
 
-def the_algorithm_takes_deepspeed(plan: Plan) -> None:
-    """Refuse an algorithm whose own changes of parameters or gradients DeepSpeed would lose."""
+def the_algorithm_takes_a_split_model(plan: Plan) -> None:
+    """Refuse an algorithm whose own changes of parameters or gradients DeepSpeed or FSDP would lose."""
     engine, algorithm = plan.config.engine, plan.algorithm
-    if engine.kind == "deepspeed" and not {"deepspeed", f"deepspeed/{engine.stage}"} & {*algorithm.limits.engines}:
+    stage = 3 if engine.kind == "fsdp" else engine.stage  # which asks the same of an algorithm
+    if engine.kind != "torch" and not {"deepspeed", f"deepspeed/{stage}"} & {*algorithm.limits.engines}:
+        staged = "" if engine.kind == "fsdp" else f" and engine.stage {stage}"
         raise ConfigError(
-            f"engine.kind is deepspeed and engine.stage {engine.stage} but algorithm.name is "
+            f"engine.kind is {engine.kind}{staged} but algorithm.name is "
             f"{plan.config.algorithm_name}, which {algorithm.limits.why_not_deepspeed}; set engine.kind to torch"
         )
 
@@ -64,9 +66,9 @@ def deepspeed_has_one_optimizer(plan: Plan) -> None:
 
 
 def micro_batches_can_be_dealt(plan: Plan) -> None:
-    """Refuse an accumulation that DeepSpeed's ranks of a worker cannot share out evenly."""
-    is_deepspeed = plan.config.engine.kind == "deepspeed"
-    sizes = [size for size in plan.topology.sizes if is_deepspeed and not plan.task.passes_together(size)]
+    """Refuse an accumulation that the ranks of a worker with a split model cannot share out evenly."""
+    is_split = plan.config.engine.kind != "torch"
+    sizes = [size for size in plan.topology.sizes if is_split and not plan.task.passes_together(size)]
     for size, odd in ((size, hp.accumulation) for size in sizes for hp in plan.settings if hp.accumulation % size):
         raise ConfigError(
             f"client.accumulation is {odd} but the {size} ranks of a worker share a step's micro-batches; "
@@ -76,13 +78,16 @@ def micro_batches_can_be_dealt(plan: Plan) -> None:
 
 
 def private_weights_are_drawn_from_a_whole_model(plan: Plan) -> None:
-    """Refuse stage 3 where a private start is drawn from the whole model: no rank has one."""
+    """Refuse split parameters where a private start is drawn from the whole model: no rank has one."""
     config = plan.config
     draws = overrides(type(plan.task), "draw_private", Task)
-    if config.engine.stage == 3 and config.partition.private and draws:
+    engine = config.engine
+    splits = engine.splits_parameters and (engine.kind == "deepspeed" or max(plan.topology.sizes) > 1)
+    if splits and config.partition.private and draws:
+        said, instead = ("stage is 3", "stage to at most 2") if engine.stage else ("kind is fsdp", "kind to torch")
         raise ConfigError(
             f"partition.private is set and the task `{config.task_name}` draws each client's private start from the "
-            "whole model, but engine.stage is 3; set engine.stage to at most 2"
+            f"whole model, but engine.{said}; set engine.{instead}"
         )
 
 
@@ -97,19 +102,31 @@ def a_server_with_data_trains_alone(plan: Plan) -> None:
 
 
 def muon_has_whole_matrices(plan: Plan) -> None:
-    """Refuse Muon under DeepSpeed, whose optimisers see flat parts of parameters."""
-    if plan.config.engine.kind == "deepspeed" and any(hp.optimizer == "muon" for hp in plan.settings):
+    """Refuse Muon under DeepSpeed and FSDP, whose optimisers see flat parts of parameters."""
+    kind = plan.config.engine.kind
+    if kind != "torch" and any(hp.optimizer == "muon" for hp in plan.settings):
         raise ConfigError(
-            "client.optimizer is muon, which needs whole matrices, but engine.kind is deepspeed; set engine.kind to "
+            f"client.optimizer is muon, which needs whole matrices, but engine.kind is {kind}; set engine.kind to "
             "torch, or client.optimizer to adamw"
         )
 
 
 def masters_are_fp32(config: Config, module: nn.Module) -> None:
-    """Refuse parameters that are not fp32 under DeepSpeed, which would round them."""
-    if config.engine.kind == "deepspeed":
-        if odd := next((n for n, p in module.named_parameters() if p.dtype != torch.float32), None):
-            raise ConfigError(f"engine.kind is deepspeed but parameter `{odd}` is not fp32; set engine.kind to torch")
+    """Refuse parameters that are not fp32 under DeepSpeed, which would round them, and trained ones under FSDP."""
+    kind = config.engine.kind
+    seen = [(n, p) for n, p in module.named_parameters() if kind == "deepspeed" or p.requires_grad]
+    if kind != "torch" and (odd := next((n for n, p in seen if p.dtype != torch.float32), None)):
+        raise ConfigError(f"engine.kind is {kind} but parameter `{odd}` is not fp32; set engine.kind to torch")
+
+
+def what_is_trained_has_rows(config: Config, module: nn.Module) -> None:
+    """Refuse trained parameters of one number without a dimension under FSDP, which shares out rows."""
+    odd = next((n for n, p in module.named_parameters() if p.requires_grad and not p.ndim), None)
+    if config.engine.kind == "fsdp" and odd is not None:
+        raise ConfigError(
+            f"engine.kind is fsdp, which shares out the rows of parameters, but `{odd}` is a single number that is "
+            "trained; set engine.kind to torch or deepspeed"
+        )
 
 
 def activations_can_be_computed_again(config: Config, module: nn.Module) -> None:
@@ -150,7 +167,7 @@ SUBJECT = Subject(
         the_algorithm_takes_the_precision,
         the_device_has_the_precision,
         deepspeed_is_installed,
-        the_algorithm_takes_deepspeed,
+        the_algorithm_takes_a_split_model,
         deepspeed_has_one_optimizer,
         micro_batches_can_be_dealt,
         private_weights_are_drawn_from_a_whole_model,
@@ -159,6 +176,7 @@ SUBJECT = Subject(
     ),
     of_module=(
         masters_are_fp32,
+        what_is_trained_has_rows,
         activations_can_be_computed_again,
     ),
     of_engine=(something_is_trained, muon_has_matrices),

@@ -59,7 +59,7 @@ def a_silo_trains_in_one_process(plan: Plan) -> None:
     config = plan.config
     server_works = config.system.server_works is True and plan.topology.num_ranks > 1
     for key, value, plain, reason in (
-        ("engine.kind", config.engine.kind, "torch", "DeepSpeed has no gradients of single units"),
+        ("engine.kind", config.engine.kind, "torch", "an engine that splits a model has no gradients of single units"),
         ("system.ranks_per_worker", config.system.ranks_per_worker, 1, "a silo's units are summed on one rank"),
         ("system.server_works", server_works, False, "the server would hold rows of a silo"),
     ):
