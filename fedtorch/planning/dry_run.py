@@ -9,6 +9,7 @@ from itertools import groupby
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.algorithms.packing import Packing
 from fedtorch.config import load as yaml_config
+from fedtorch.planning.activations import activation_bytes
 from fedtorch.planning.asynchrony import describe_plan
 from fedtorch.planning.promise import describe_private, describe_public_sum
 from fedtorch.planning.scale import Cluster, describe_scale
@@ -150,10 +151,20 @@ def _memory(built: BuiltRun) -> str:
         f"memory per rank, without activations and libraries: {text}",
         f"while the model is built: {whole:,.0f} MiB of the host's memory for each rank of a machine",
     ]
+    lines.insert(1, _activations(built))
     if config.engine.kind == "deepspeed":
         for ranks in sorted(set(built.topology.sizes)):
             lines += ["", *_model_states(built, state, ranks)]
     return "\n".join(lines)
+
+
+def _activations(built: BuiltRun) -> str:
+    """The memory of a micro-batch, as far as it is known without computing one."""
+    again = " (they are computed again)" if built.config.engine.activation_checkpointing else ""
+    if (size := activation_bytes(built)) is None:
+        return f"activations{again}: not known, as the task looks at numbers or its data are elsewhere"
+    copies = "" if built.config.engine.precision == "fp32" else ", 16-bit copies of weights among them"
+    return f"activations{again}: {_shown(size)} for the first micro-batch of the largest client{copies}"
 
 
 def _model_states(built: BuiltRun, moments: float, ranks: int) -> list[str]:

@@ -18,6 +18,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
 from fedtorch.setup.rules import check_module
 from fedtorch.tasks.base import Task
+from fedtorch.train.activations import compute_activations_again
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.model_parallel import ParameterOwners
@@ -46,6 +47,8 @@ def make_engine(
         if engine.kind == "torch" or not trains:
             # beside DeepSpeed's workers, a server that only serves computes nothing
             precision = engine.precision if engine.kind == "torch" else "fp32"
+            if engine.activation_checkpointing and trains:
+                compute_activations_again(module)
             return Engine(module, partition, device, precision=precision, scale_power=engine.initial_scale_power)
         return DeepSpeedEngine(
             module,

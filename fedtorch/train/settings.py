@@ -262,7 +262,7 @@ class ClientConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """`engine`: what trains a client's model; everything but `kind`, `precision` and its scale is for DeepSpeed."""
+    """`engine`: what trains a client's model; stages and offload are for DeepSpeed."""
 
     kind: Literal["torch", "deepspeed"] = "torch"
     """torch: one whole model per rank; deepspeed: ZeRO over the ranks of a worker."""
@@ -279,12 +279,12 @@ class EngineConfig:
     offload_parameters: bool = False
     """Of stage 3: keep parameters in the host's memory until a layer needs them."""
     activation_checkpointing: bool = False
-    """Compute activations again in the backward pass in place of keeping them."""
+    """Compute activations again in the backward pass in place of keeping them: less memory, a forward pass more."""
 
     def __post_init__(self) -> None:
         if self.kind == "torch":
             for known in fields(self):
-                used = known.name in ("precision", "initial_scale_power")
+                used = known.name in ("precision", "initial_scale_power", "activation_checkpointing")
                 if (value := getattr(self, known.name)) != known.default and not used:
                     raise ConfigError(
                         f"engine.{known.name} is {str(value).lower()} but engine.kind is torch, which does not use it; "

@@ -54,6 +54,7 @@ class Module(registration._DummyBackendModule):
     """`torch.pretended`: the functions of a device's module that `core.devices` asks for."""
 
     Stream, Event = Stream, Event
+    _initialized = True
 
     def current_stream(self, device: torch.device) -> Stream:
         return _stream
@@ -67,12 +68,18 @@ class Module(registration._DummyBackendModule):
     def manual_seed_all(self, seed: int) -> None:
         used["seed"] += 1
 
-    def get_rng_state(self, device: int) -> Tensor:
+    def device(self, device: torch.device | int) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def get_rng_state(self, device: int = 0) -> Tensor:
         used["generator kept"] += 1
         return torch.zeros(1)
 
-    def set_rng_state(self, state: Tensor, device: int) -> None:
+    def set_rng_state(self, state: Tensor, device: int = 0) -> None:
         used["generator put back"] += 1
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
 
     def set_device(self, device: torch.device) -> None:
         """There is one only."""

@@ -13,10 +13,10 @@ from fedtorch.core.overrides import overrides
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.tasks.base import Task
+from fedtorch.train.activations import checkpointable
 from fedtorch.train.engine import Engine
 from fedtorch.train.optim import steps_by_muon
 from fedtorch.train.precision import has_fp16
-from fedtorch.train.zero import checkpointable
 
 
 def the_algorithm_takes_the_precision(plan: Plan) -> None:
