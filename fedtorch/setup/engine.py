@@ -19,6 +19,7 @@ from fedtorch.core.weights import Partition
 from fedtorch.setup.rules import check_module
 from fedtorch.tasks.base import Task
 from fedtorch.train.activations import compute_activations_again
+from fedtorch.train.attention import use_attention
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.model_parallel import ParameterOwners
@@ -43,6 +44,7 @@ def make_engine(
     if not (trains and config.engine.kind == "deepspeed" and config.engine.stage == 3):  # which splits the weights
         check_room(module, device)
     engine = config.engine
+    use_attention(module, engine.attention, device)
     try:
         if engine.kind == "torch" or not trains:
             # beside DeepSpeed's workers, a server that only serves computes nothing
@@ -56,10 +58,15 @@ def make_engine(
             device,
             settings=engine,
             hp=hp,
-            make_module=make_module,
+            make_module=lambda: _with_attention(make_module(), engine.attention, device),
         )
     except ValueError as error:  # a pattern that matches nothing
         raise ConfigError(str(error)) from error
+
+
+def _with_attention(module: nn.Module, choice: str, device: torch.device) -> nn.Module:
+    use_attention(module, choice, device)
+    return module
 
 
 def check_room(module: nn.Module, device: torch.device) -> None:

@@ -280,11 +280,14 @@ class EngineConfig:
     """Of stage 3: keep parameters in the host's memory until a layer needs them."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass in place of keeping them: less memory, a forward pass more."""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+    """How models of transformers compute attention. auto: as the model came, which is sdpa where its class has it;
+    eager: in plain operations; flash_attention_2: the package flash-attn, in 16 bits on GPUs. Last bits differ."""
 
     def __post_init__(self) -> None:
         if self.kind == "torch":
             for known in fields(self):
-                used = known.name in ("precision", "initial_scale_power", "activation_checkpointing")
+                used = known.name in ("precision", "initial_scale_power", "activation_checkpointing", "attention")
                 if (value := getattr(self, known.name)) != known.default and not used:
                     raise ConfigError(
                         f"engine.{known.name} is {str(value).lower()} but engine.kind is torch, which does not use it; "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 from torch import nn
 
@@ -14,6 +16,7 @@ from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.tasks.base import Task
 from fedtorch.train.activations import checkpointable
+from fedtorch.train.attention import FLASH
 from fedtorch.train.engine import Engine
 from fedtorch.train.optim import steps_by_muon
 from fedtorch.train.precision import has_fp16
@@ -34,6 +37,23 @@ def the_device_has_the_precision(plan: Plan) -> None:
     on_cpu = plan.config.system.device == "cpu" or not devices.count()
     if plan.config.engine.precision == "fp16" and on_cpu and not has_fp16(devices.CPU):
         raise ConfigError("engine.precision is fp16, which this CPU does not have; set it to bf16 or fp32")
+
+
+def flash_attention_has_what_it_needs(plan: Plan) -> None:
+    """Refuse flash attention without a GPU, in fp32, where bits are to be the same, or without its package."""
+    config = plan.config
+    if config.engine.attention != FLASH:
+        return
+    reasons = {
+        "no GPU is used, and it has no other kernels": config.system.device == "cpu" or not devices.count(),
+        "engine.precision is fp32, and it computes in 16 bits alone": config.engine.precision == "fp32",
+        "system.deterministic is true, and it adds up gradients in any order": config.system.deterministic,
+        "the package flash-attn, which is built for each torch and CUDA, is not installed": (
+            find_spec("flash_attn") is None
+        ),
+    }
+    if why := next((reason for reason, holds in reasons.items() if holds), None):
+        raise ConfigError(f"engine.attention is {FLASH} but {why}; set engine.attention to sdpa")
 
 
 def deepspeed_is_installed(plan: Plan) -> None:
@@ -149,6 +169,7 @@ SUBJECT = Subject(
     of_plan=(
         the_algorithm_takes_the_precision,
         the_device_has_the_precision,
+        flash_attention_has_what_it_needs,
         deepspeed_is_installed,
         the_algorithm_takes_deepspeed,
         deepspeed_has_one_optimizer,
