@@ -244,6 +244,43 @@ def deterministic(wanted: bool, device: torch.device) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before[1]
 
 
+@contextmanager
+def tf32(wanted: bool, device: torch.device) -> Iterator[None]:
+    """A GPU rounds what goes into products of fp32 matrices and convolutions to 10 bits in here, or none of it.
+
+    torch by itself rounds in convolutions and LSTMs, and not in other products. Nothing happens on the CPU. Set by the
+    older of torch's two ways: after the newer one (`fp32_precision`) whoever reads the older one gets an error, as
+    torch's own compiler and the trainers of others do (torch 2.13).
+    """
+    if not is_gpu(device):
+        yield
+        return
+    flags = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [flag.allow_tf32 for flag in flags]
+    for flag in flags:
+        flag.allow_tf32 = wanted
+    try:
+        yield
+    finally:
+        for flag, value in zip(flags, before, strict=True):
+            flag.allow_tf32 = value
+
+
+def why_slow(precision: str, device: torch.device) -> str:
+    """Why `precision` brings nothing on this device; empty: it does, or nothing is known of it."""
+    if precision == "tf32" and not is_gpu(device):
+        return "CPUs do not have it, so they compute in fp32, with its bits"
+    if device.type == KIND and precision in ("tf32", "bf16") and torch.version.cuda is not None:
+        has = torch.cuda.is_bf16_supported(including_emulation=False)  # both came with the same generation
+        what = "do without" if precision == "tf32" else "emulate"
+        return "" if has else f"GPUs of kind {torch.cuda.get_device_name(device)} {what} it; it is no faster than fp32"
+    if precision == "bf16" and not is_gpu(device):
+        found = torch.cpu.get_capabilities()
+        if found.get("architecture") == "x86_64" and not (found.get("avx512_bf16") or found.get("amx_bf16")):
+            return "this CPU emulates it (it has neither avx512_bf16 nor amx_bf16); it is slower than fp32"
+    return ""
+
+
 # Memory.
 
 

@@ -18,6 +18,7 @@ from fedtorch.rounds.placement import costs
 from fedtorch.rounds.save_schedule import SaveSchedule
 from fedtorch.setup.build import BuiltRun
 from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, optimizer_numbers, states
+from fedtorch.train.precision import DTYPES
 
 _MOST_SHOWN = 20
 
@@ -140,7 +141,7 @@ def _memory(built: BuiltRun) -> str:
     )  # sums, and what they come to
     server = numbers * (8 + 2 * width)
     rows = [("weights", model), ("gradients and optimiser", training)]
-    if (precision := config.engine.precision) != "fp32":  # autocast's copies, until the backward pass
+    if (precision := config.engine.precision) in DTYPES:  # autocast's copies, until the backward pass
         rows.append((f"weights in {precision}", 2 * Size.of(engine.module).numbers))
     rows += [("updates", exchange), ("server only", server)]
     if config.engine.kind == "deepspeed":  # the present weights, gradients and optimiser are in its own table
@@ -163,7 +164,7 @@ def _activations(built: BuiltRun) -> str:
     again = " (they are computed again)" if built.config.engine.activation_checkpointing else ""
     if (size := activation_bytes(built)) is None:
         return f"activations{again}: not known, as the task looks at numbers or its data are elsewhere"
-    copies = "" if built.config.engine.precision == "fp32" else ", 16-bit copies of weights among them"
+    copies = ", 16-bit copies of weights among them" if built.config.engine.precision in DTYPES else ""
     return f"activations{again}: {_shown(size)} for the first micro-batch of the largest client{copies}"
 
 

@@ -31,7 +31,8 @@ def use_attention(module: nn.Module, choice: str, device: torch.device) -> None:
     changes.
 
     Raises:
-        ConfigError: a model's class does not have it, the module has none of transformers' models, or a part of it needs masks.
+        ConfigError: a model's class does not have it, the module has none of transformers' models, or a part of it
+            needs masks.
     """
     if choice == AUTO or (choice == FLASH and not devices.is_gpu(device)):
         return

@@ -268,9 +268,10 @@ class EngineConfig:
     """torch: one whole model per rank; deepspeed: ZeRO over the ranks of a worker."""
     stage: Annotated[int, Field(ge=0, le=3)] = 0
     """What the ranks of a worker share out: 0 nothing, 1 optimiser state, 2 also gradients, 3 also parameters."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of forward passes, in training and in evaluation. torch: autocast over fp32 parameters and gradients; deepspeed:
-    16-bit parameters and activations over fp32 masters. Optimiser state and what is exchanged stay fp32."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Of forward passes, in training and in evaluation. 16 bits in torch: autocast over fp32 parameters and gradients;
+    in deepspeed: 16-bit parameters and activations over fp32 masters. tf32: GPUs round what they multiply, backward
+    too; CPUs do not have it and compute in fp32. Optimiser state and what is exchanged stay fp32."""
     initial_scale_power: Annotated[int, Field(ge=0, le=24)] = 12
     """Of fp16: the loss is multiplied by 2 to this power at a client's start. A step whose gradients overflow is left
     out, though its learning rate is used up, and halves the factor; 1000 steps without one double it."""
@@ -293,7 +294,7 @@ class EngineConfig:
                         f"engine.{known.name} is {str(value).lower()} but engine.kind is torch, which does not use it; "
                         f"remove engine.{known.name} or set engine.kind to deepspeed"
                     )
-        is_cast = self.kind == "deepspeed" and self.precision != "fp32"
+        is_cast = self.kind == "deepspeed" and self.precision in ("bf16", "fp16")
         needs = {
             "precision": (is_cast, 1, "fp32 masters begin there; on one rank it splits nothing"),
             "offload_optimizer": (self.offload_optimizer, 1, "on one rank it splits nothing"),

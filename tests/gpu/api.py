@@ -32,6 +32,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "torch.cuda.get_device_properties": ("device",),
     "torch.cuda.get_device_capability": ("device",),
     "torch.cuda.get_device_name": ("device",),
+    "torch.cuda.is_bf16_supported": ("including_emulation",),
     "torch.cuda.get_arch_list": (),
     "torch.cuda.mem_get_info": ("device",),
     "torch.cuda.nccl.version": (),

@@ -19,13 +19,13 @@ from fedtorch.train.activations import checkpointable
 from fedtorch.train.attention import FLASH
 from fedtorch.train.engine import Engine
 from fedtorch.train.optim import steps_by_muon
-from fedtorch.train.precision import has_fp16
+from fedtorch.train.precision import DTYPES, has_fp16
 
 
 def the_algorithm_takes_the_precision(plan: Plan) -> None:
     """Refuse fp16 for algorithms that take gradients by themselves: no loss scale follows these."""
     precision = plan.config.engine.precision
-    if precision not in plan.algorithm.limits.precisions:
+    if precision not in (*plan.algorithm.limits.precisions, "tf32"):
         raise ConfigError(
             f"engine.precision is {precision} but algorithm.name is {plan.config.algorithm_name}, which with these "
             "settings takes gradients that no loss scale follows; set engine.precision to bf16 or fp32"
@@ -46,7 +46,9 @@ def flash_attention_has_what_it_needs(plan: Plan) -> None:
         return
     reasons = {
         "no GPU is used, and it has no other kernels": config.system.device == "cpu" or not devices.count(),
-        "engine.precision is fp32, and it computes in 16 bits alone": config.engine.precision == "fp32",
+        f"engine.precision is {config.engine.precision}, and it computes in 16 bits alone": (
+            config.engine.precision not in DTYPES
+        ),
         "system.deterministic is true, and it adds up gradients in any order": config.system.deterministic,
         "the package flash-attn, which is built for each torch and CUDA, is not installed": (
             find_spec("flash_attn") is None
