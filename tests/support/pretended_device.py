@@ -234,10 +234,16 @@ def _resized(tensor: Any) -> Any:
     return tensor
 
 
+def _way(source: Any, place: torch.device) -> str:
+    """Where a copy goes, for `used`: between host and device it costs however small it is."""
+    return "copied " + {"cpu": "out", source.device.type: "within"}.get(place.type, "in")
+
+
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operation: on the real tensors, once they are known to be in one place."""
     name = op._schema.name
     if name == "aten::_copy_from":
+        used[_way(args[0], args[1].device)] += 1
         _real(args[1]).copy_(_real(args[0]))
         return args[1]
     leaves = tree_leaves((args, kwargs))
@@ -250,6 +256,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
         args = (*args[:3], args[3] + _real(args[0]).storage_offset())
     out = op(*tree_map(_real, args), **tree_map(_real, kwargs))
     if name == "aten::_to_copy" and kwargs.get("device") == _CPU:
+        used[_way(args[0], _CPU)] += 1
         return out
     returns = op._schema.returns
     if returns and all(value.alias_info is not None and value.alias_info.is_write for value in returns):
