@@ -303,6 +303,31 @@ def give_back(device: torch.device) -> None:
         _module(device).empty_cache()
 
 
+def begin_count(device: torch.device) -> None:
+    """Largest amounts of memory, as `usage` tells them, are counted from here on; on the CPU nothing happens."""
+    if is_gpu(device):
+        _module(device).reset_peak_memory_stats(device)
+
+
+def usage(device: torch.device) -> dict[str, float]:
+    """Largest memory of tensors and of torch's pool since `begin_count`, in MiB, and how busy the GPU is, in percent.
+
+    Empty for the CPU. The last only where NVIDIA's library of counters is installed (nvidia-ml-py): it is about the
+    second before, and about all who use the GPU.
+    """
+    if not is_gpu(device):
+        return {}
+    found = {
+        "gpu_peak_mb": _module(device).max_memory_allocated(device) / 2**20,
+        "gpu_reserved_mb": _module(device).max_memory_reserved(device) / 2**20,
+    }
+    try:
+        found["gpu_utilization"] = float(_module(device).utilization(device))
+    except (ImportError, AttributeError, RuntimeError):  # not installed, not of this kind, or its driver does not tell
+        log.debug("how busy the GPU is cannot be read")
+    return found
+
+
 # What goes wrong.
 
 

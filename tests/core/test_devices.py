@@ -218,6 +218,11 @@ def test_what_a_gpu_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         "gpu": "H", "compute_capability": "9.0", "cuda": "13.0", "cudnn": "92000", "nccl": "2.29.7",
     }  # fmt: skip
     assert devices.identity(gpu) == "GPU-1" and devices.free_bytes(gpu) == (3, 8) and devices.present() == gpu
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5 << 20)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 6 << 20)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 87)
+    assert devices.usage(gpu) == {"gpu_peak_mb": 5.0, "gpu_reserved_mb": 6.0, "gpu_utilization": 87.0}
+    assert devices.usage(devices.CPU) == {}
     assert devices.versions(devices.CPU) == {} and devices.free_bytes(devices.CPU) == (0, 0)
     monkeypatch.setattr(devices, "count", lambda: 2)
     assert devices.kind() == torch.device("cuda")
