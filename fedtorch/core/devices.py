@@ -55,11 +55,11 @@ def has_driver() -> bool:
     return any(Path(path).exists() for path in _DRIVERS)
 
 
-def own(choice: str, *, server_serves: bool = False) -> torch.device:
+def own(choice: str, *, server_serves: bool = False, key: str = "system.device") -> torch.device:
     """The device of this rank, which becomes the present one: GPU LOCAL_RANK modulo their number, or the CPU.
 
     choice: `auto`, `cpu` or `cuda`. server_serves: the server computes nothing; where its machine has more ranks than
-    GPUs it takes the CPU then, and the others have the GPUs from the first one on.
+    GPUs it takes the CPU then, and the others have the GPUs from the first one on. key: where the choice stands.
 
     Raises:
         ConfigError: it is to be a GPU, and torch finds none, or has no kernels for it; or this machine of several has
@@ -70,14 +70,14 @@ def own(choice: str, *, server_serves: bool = False) -> torch.device:
             _say_wasted(f"torch finds no GPU ({why_none()})")
         return CPU
     if not count():
-        raise ConfigError(f"system.device is {choice} but torch finds no GPU ({why_none()}); set it to auto or cpu")
+        raise ConfigError(f"{key} is {choice} but torch finds no GPU ({why_none()}); set it to auto or cpu")
     place = int(os.environ.get("LOCAL_RANK", 0)) - int(spares_server(server_serves))
     if place < 0:
         return CPU
     device = torch.device(KIND, place % count())
     if why := why_no_kernels(device):
         if choice != "auto":
-            raise ConfigError(f"system.device is {choice} but {why}; set it to auto or cpu, or install such a build")
+            raise ConfigError(f"{key} is {choice} but {why}; set it to auto or cpu, or install such a build")
         _say_wasted(why)
         return CPU
     torch.cuda.set_device(device)  # libraries that name no device mean the present one
