@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("--socket", "--separator", "--max-new", "--seed"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--temperature", type=float, required=True)
-    parser.add_argument("--device", required=True)
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both sides; the user's decides
     try:

@@ -255,7 +255,7 @@ def tf32(wanted: bool, device: torch.device) -> Iterator[None]:
     if not is_gpu(device):
         yield
         return
-    flags = torch.backends.cuda.matmul, torch.backends.cudnn
+    flags: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [flag.allow_tf32 for flag in flags]
     for flag in flags:
         flag.allow_tf32 = wanted

@@ -194,8 +194,9 @@ class ClientTrainer:
         if failure:
             self.context.components.engine.free()
             report = Report(client.name, status=failure)
-        extra = {**report.extra, **devices.usage(device)}
-        return self.context.mechanism.reported(replace(report, seconds=time.monotonic() - started, extra=extra))
+        if self.context.config.track.device_usage:
+            report = replace(report, extra={**report.extra, **devices.usage(device)})
+        return self.context.mechanism.reported(replace(report, seconds=time.monotonic() - started))
 
     def _failure(self, client: Client, error: Exception) -> str:
         """The status of a client whose training raised `error`, which is logged."""

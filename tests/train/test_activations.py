@@ -24,6 +24,7 @@ from fedtorch.core.weights import Partition
 from fedtorch.models.adapters.lora import add_adapter
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.planning import activations as planned
+from fedtorch.planning.bench import step_key
 from fedtorch.planning.dry_run import describe
 from fedtorch.setup.build import build
 from fedtorch.setup.engine import make_engine
@@ -181,6 +182,14 @@ def test_the_dry_run_tells_their_bytes_without_computing(tmp_path: Path, monkeyp
     assert whole == kept and f"activations: {whole / 2**20:,.1f} MiB for the first micro-batch" in shown
     less, kept, shown = planned_and_real(monkeypatch, True)
     assert less == kept < 0.3 * whole and f"activations (they are computed again): {less / 2**20:,.1f} MiB" in shown
+
+
+def test_a_steps_seconds_are_others_with_another_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what was measured with the usual one is not taken for them."""
+    monkeypatch.chdir(tmp_path)
+    changes = ([], ["engine.activation_checkpointing=true"], ["engine.attention=eager"], ["engine.attention=auto"])
+    keys = [step_key(build(load("smoke/fedavg", each), num_ranks=1, rank=0)) for each in changes]
+    assert len(set(keys)) == 3 and keys[0] == keys[3]
 
 
 def test_the_dry_run_says_where_it_cannot_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,28 +170,30 @@ def test_a_tensor_left_on_the_cpu_is_noticed() -> None:
 
 def recorded() -> dict[str, list[dict[str, Any]]]:
     """Records of clients on the CPU and on the device, where the second one fails."""
-    found = {}
-    for device in (torch.device("cpu"), install()):
-        use(device)
+    found, device = {}, install()
+    for place in ("cpu", "unasked", "asked"):
+        use(torch.device("cpu") if place == "cpu" else device)
         with tempfile.TemporaryDirectory() as folder:
-            config = make_config(Path(folder), replace(TASK, bad=("b",)))
+            seen = TrackConfig(device_usage=place != "unasked")
+            config = make_config(Path(folder), replace(TASK, bad=("b",)), track=seen)
             tracker = Tracker(Path(folder), clients=[*TASK.clients], rounds=2, settings=TrackConfig(tensorboard=True))
             make_runner(config, tracker=tracker).run()
             lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
             drawn = b"".join(path.read_bytes() for path in Path(folder).rglob("events*"))
         clients = [record for record in map(json.loads, lines) if record["kind"] == "client"]
-        assert (b"train/gpu_peak_mb" in drawn) == (device.type != "cpu")
-        found[device.type] = clients
-    assert used["count begun"] == 4, used
+        assert (b"train/gpu_peak_mb" in drawn) == (place == "asked")
+        found[place] = clients
+    assert used["count begun"] == 8, used
     return found
 
 
 def test_memory_of_a_gpu_is_in_the_records_of_clients_and_nothing_of_it_on_a_cpu() -> None:
-    """Of one that failed too. How busy it is stands there where the library that counts it is installed."""
+    """Where it is asked for, of one that failed too; how busy it is where the library that counts it is installed."""
     (records,) = run_ranks(recorded, 1)
-    assert not [key for record in records["cpu"] for key in record if key.startswith("gpu")]
-    assert [record["status"] for record in records["pretended"]] == ["ok", "failed:ValueError"] * 2
-    for record in records["pretended"]:
+    for record in (*records["cpu"], *records["unasked"]):
+        assert not [key for key in record if key.startswith("gpu")]
+    assert [record["status"] for record in records["asked"]] == ["ok", "failed:ValueError"] * 2
+    for record in records["asked"]:
         assert record["gpu_peak_mb"] > 0 and record["gpu_reserved_mb"] == 3 and "gpu_utilization" not in record
 
 
