@@ -21,6 +21,7 @@ from fedtorch.chat.decoder import can_decode, open_decoder
 from fedtorch.chat.model import check_run, chosen_device, computing, load_side, model_folder, passing_of
 from fedtorch.chat.user import UserSide, Wire, talk
 from fedtorch.compression.payload import PayloadError
+from fedtorch.core import devices
 from fedtorch.core.errors import ConfigError, FedtorchError, print_error
 from fedtorch.core.version import PACKAGE
 from fedtorch.models.socket_link import LinkClosed, SocketLink
@@ -147,7 +148,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest word each time (default)"
     )
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU where torch finds one (default)"
+        "--device", choices=devices.CHOICES, default="auto", help="auto: a GPU where torch finds one (default)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draws with a temperature (0)")
     parser.add_argument(

@@ -44,7 +44,7 @@ class Kept:
 
     @property
     def bytes(self) -> int:
-        """Of all storages together, each of them once."""
+        """Size of all storages together, each of them once."""
         return sum(size for size, _ in self._seen.values())
 
     def note(self, tensor: Tensor) -> Tensor:
