@@ -77,7 +77,7 @@ def step_key(built: BuiltRun) -> str:
     """All that a step's seconds depend on: model, engine, threads, the clients' usual batch and optimiser."""
     hp, config, engine = built.config.client, built.config, built.config.engine
     parts = (built.engine.shared.digest(), built.engine.private.digest(), config.task_name, engine.precision)
-    how = [engine.attention] if engine.attention != AUTO else []  # what is usual is not in the key
+    how: list[str] = [engine.attention] if engine.attention != AUTO else []  # what is usual is not in the key
     how += ["activations again"] if engine.activation_checkpointing else []
     return "/".join(map(str, (*parts, config.system.threads, hp.batch_size, hp.accumulation, hp.optimizer, *how)))
 
