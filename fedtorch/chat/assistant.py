@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedtorch.chat.model import computing, load_side, open_run, passing_of
+from fedtorch.chat.model import chosen_device, computing, load_side, open_run, passing_of
 from fedtorch.compression.payload import PayloadError
 from fedtorch.core.errors import FedtorchError, print_error
 from fedtorch.core.seeds import seed_for
@@ -67,13 +67,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("--socket", "--separator", "--max-new", "--seed"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--temperature", type=float, required=True)
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both sides; the user's decides
     try:
         with socket.socket(fileno=args.socket) as sock:
             run = open_run(args.run, args.client)
-            model = load_side(run, args.client, "assistant")
-            with computing(run):
+            device = chosen_device(args.device)
+            model = load_side(run, args.client, "assistant").to(device)
+            with computing(run, device):
                 answer(
                     model,
                     SocketLink(sock),

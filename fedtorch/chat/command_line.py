@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedtorch.chat.decoder import can_decode, open_decoder
-from fedtorch.chat.model import check_run, computing, load_side, model_folder, passing_of
+from fedtorch.chat.model import check_run, chosen_device, computing, load_side, model_folder, passing_of
 from fedtorch.chat.user import UserSide, Wire, talk
 from fedtorch.compression.payload import PayloadError
+from fedtorch.core import devices
 from fedtorch.core.errors import ConfigError, FedtorchError, print_error
 from fedtorch.core.version import PACKAGE
 from fedtorch.models.socket_link import LinkClosed, SocketLink
@@ -41,10 +42,11 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.chat")
             return 0
         args.max_new = args.max_new or 40
         run = check_run(found, args.client)
-        model = load_side(run, args.client, "user")
+        device = chosen_device(args.device)
+        model = load_side(run, args.client, "user").to(device)
         vocabulary = load_bpe(model_folder(run.folder, args.client) / "user")
         wire = Wire(sys.stdout, args.show_wire)
-        with _assistant(args, int(vocabulary.eos_token_id)) as sock, computing(run):
+        with _assistant(args, int(vocabulary.eos_token_id)) as sock, computing(run, device):
             user = UserSide(model, vocabulary, SocketLink(sock, wire), passing_of(run), args.reply == "keys")
             talk(user, _typed(), sys.stdout)
         wire.sum_up()
@@ -63,8 +65,9 @@ def _talk_to_decoder(run: Run, args: argparse.Namespace) -> None:
         option = "--show-wire" if args.show_wire else "--reply"
         raise ConfigError(f"{option} is given, but {run.folder} has one model, so nothing crosses; leave it out")
     settings = {"max_new": args.max_new, "temperature": args.temperature, "seed": args.seed}
-    decoder = open_decoder(run, args.client, **settings)
-    with computing(run):
+    device = chosen_device(args.device)
+    decoder = open_decoder(run, args.client, device=device, **settings)
+    with computing(run, device):
         talk(decoder, _typed(), sys.stdout)
 
 
@@ -76,7 +79,13 @@ def _assistant(args: argparse.Namespace, separator: int) -> Iterator[socket.sock
         FedtorchError: it ended by itself.
     """
     ours, theirs = socket.socketpair()
-    given = {"run": args.run, "client": args.client, "reply": args.reply, "socket": theirs.fileno()}
+    given = {
+        "run": args.run,
+        "client": args.client,
+        "reply": args.reply,
+        "device": args.device,
+        "socket": theirs.fileno(),
+    }
     given |= {"separator": separator, "max-new": args.max_new, "seed": args.seed, "temperature": args.temperature}
     command = [sys.executable, "-m", "fedtorch.chat.assistant", *(f"--{key}={value}" for key, value in given.items())]
     package = str(PACKAGE.parent)
@@ -137,6 +146,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest word each time (default)"
+    )
+    parser.add_argument(
+        "--device", choices=devices.CHOICES, default="auto", help="auto: a GPU where torch finds one (default)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draws with a temperature (0)")
     parser.add_argument(

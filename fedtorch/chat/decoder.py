@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from fedtorch.core.devices import CPU
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.model_folder import model_folder
 from fedtorch.core.seeds import seed_for
@@ -84,7 +85,7 @@ class Decoder:
 
     @torch.inference_mode()
     def _generated(self, ids: list[int]) -> list[int]:
-        inputs = torch.tensor([ids])
+        inputs = torch.tensor([ids], device=self.model.device)
         search: dict[str, Any] = {"num_beams": self.beams, "do_sample": False}
         if self.temperature:
             torch.manual_seed(seed_for(self.seed, "chat", self.turns))
@@ -93,7 +94,15 @@ class Decoder:
         return new_tokens(self.model, inputs, torch.ones_like(inputs), self.vocabulary, **limits, **search)[0]
 
 
-def open_decoder(run: Run, client: str | None, *, max_new: int | None, temperature: float, seed: int) -> Decoder:
+def open_decoder(
+    run: Run,
+    client: str | None,
+    *,
+    max_new: int | None,
+    temperature: float,
+    seed: int,
+    device: torch.device = CPU,
+) -> Decoder:
     """Open the model of a run, for `client` if clients have their own.
 
     max_new: None: as many tokens of an answer as the run generates.
@@ -117,7 +126,7 @@ def open_decoder(run: Run, client: str | None, *, max_new: int | None, temperatu
             f"--max-new is {most} but the model has {positions} positions for a prompt and its answer; lower it"
         )
     beams = int(run.setting("task.generate.num_beams") or 1)
-    return Decoder(model, vocabulary, form, template, positions, most, beams, temperature, seed)
+    return Decoder(model.to(device), vocabulary, form, template, positions, most, beams, temperature, seed)
 
 
 def can_decode(run: Run) -> bool:

@@ -14,6 +14,7 @@ from transformers import GPT2LMHeadModel
 from transformers.utils import logging
 
 from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.core import devices
 from fedtorch.core.client import folder_name
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError
 from fedtorch.core.model_folder import holds_model
@@ -115,10 +116,19 @@ def passing_of(run: Run) -> Passing:
     return Passing(**{name: value for name in names if (value := run.setting(f"task.{name}")) is not None})
 
 
-def computing(run: Run) -> AbstractContextManager[Any]:
-    """The models of the run are asked inside it: the run's precision, or fp32 where this CPU does not have it."""
-    precision, cpu = str(run.setting("engine.precision") or "fp32"), torch.device("cpu")
-    return autocast("fp32" if precision == "fp16" and not has_fp16(cpu) else precision, cpu)
+def chosen_device(choice: str) -> torch.device:
+    """The device of a chat: as a run's, by the option `--device`.
+
+    Raises:
+        ConfigError: it is to be a GPU, and torch finds none.
+    """
+    return devices.own(choice, key="--device")
+
+
+def computing(run: Run, device: torch.device) -> AbstractContextManager[Any]:
+    """The models of the run are asked inside it: the run's precision, or fp32 where the device does not have it."""
+    precision = str(run.setting("engine.precision") or "fp32")
+    return autocast("fp32" if precision == "fp16" and not has_fp16(device) else precision, device)
 
 
 def _state(run: Run, client: str) -> Mapping[str, Tensor | Any]:

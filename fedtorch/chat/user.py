@@ -112,8 +112,9 @@ class UserSide:
         return str(self.vocabulary.decode(self.say(self.vocabulary(text).input_ids)))
 
     def _segment(self, ids: Sequence[int]) -> dict[str, Tensor]:
-        inputs = torch.tensor([[int(self.vocabulary.eos_token_id), *ids]])
-        return {"inputs": inputs, "targets": torch.full_like(inputs, -100), "lengths": torch.tensor([len(ids) + 1])}
+        inputs = torch.tensor([[int(self.vocabulary.eos_token_id), *ids]], device=self.model.device)
+        lengths = torch.tensor([len(ids) + 1], device=inputs.device)
+        return {"inputs": inputs, "targets": torch.full_like(inputs, -100), "lengths": lengths}
 
 
 class Partner(Protocol):

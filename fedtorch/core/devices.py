@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 KIND = "cuda"
 """torch's name for GPUs, AMD's among them."""
+CHOICES = ("auto", "cpu", KIND)
+"""What `own` can be asked for."""
 CPU = torch.device("cpu")
 BACKENDS = f"cpu:gloo,{KIND}:nccl"
 """Of a default group of ranks with a GPU each, as torch names them."""
@@ -55,11 +57,11 @@ def has_driver() -> bool:
     return any(Path(path).exists() for path in _DRIVERS)
 
 
-def own(choice: str, *, server_serves: bool = False) -> torch.device:
+def own(choice: str, *, server_serves: bool = False, key: str = "system.device") -> torch.device:
     """The device of this rank, which becomes the present one: GPU LOCAL_RANK modulo their number, or the CPU.
 
     choice: `auto`, `cpu` or `cuda`. server_serves: the server computes nothing; where its machine has more ranks than
-    GPUs it takes the CPU then, and the others have the GPUs from the first one on.
+    GPUs it takes the CPU then, and the others have the GPUs from the first one on. key: where the choice stands.
 
     Raises:
         ConfigError: it is to be a GPU, and torch finds none, or has no kernels for it; or this machine of several has
@@ -70,14 +72,14 @@ def own(choice: str, *, server_serves: bool = False) -> torch.device:
             _say_wasted(f"torch finds no GPU ({why_none()})")
         return CPU
     if not count():
-        raise ConfigError(f"system.device is {choice} but torch finds no GPU ({why_none()}); set it to auto or cpu")
+        raise ConfigError(f"{key} is {choice} but torch finds no GPU ({why_none()}); set it to auto or cpu")
     place = int(os.environ.get("LOCAL_RANK", 0)) - int(spares_server(server_serves))
     if place < 0:
         return CPU
     device = torch.device(KIND, place % count())
     if why := why_no_kernels(device):
         if choice != "auto":
-            raise ConfigError(f"system.device is {choice} but {why}; set it to auto or cpu, or install such a build")
+            raise ConfigError(f"{key} is {choice} but {why}; set it to auto or cpu, or install such a build")
         _say_wasted(why)
         return CPU
     torch.cuda.set_device(device)  # libraries that name no device mean the present one
@@ -252,6 +254,43 @@ def deterministic(wanted: bool, device: torch.device) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before[1]
 
 
+@contextmanager
+def tf32(wanted: bool, device: torch.device) -> Iterator[None]:
+    """A GPU rounds what goes into products of fp32 matrices and convolutions to 10 bits in here, or none of it.
+
+    torch by itself rounds in convolutions and LSTMs, and not in other products. Nothing happens on the CPU. Set by the
+    older of torch's two ways: after the newer one (`fp32_precision`) whoever reads the older one gets an error, as
+    torch's own compiler and the trainers of others do (torch 2.13).
+    """
+    if not is_gpu(device):
+        yield
+        return
+    flags: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [flag.allow_tf32 for flag in flags]
+    for flag in flags:
+        flag.allow_tf32 = wanted
+    try:
+        yield
+    finally:
+        for flag, value in zip(flags, before, strict=True):
+            flag.allow_tf32 = value
+
+
+def why_slow(precision: str, device: torch.device) -> str:
+    """Why `precision` brings nothing on this device; empty: it does, or nothing is known of it."""
+    if precision == "tf32" and not is_gpu(device):
+        return "CPUs do not have it, so they compute in fp32, with its bits"
+    if device.type == KIND and precision in ("tf32", "bf16") and torch.version.cuda is not None:
+        has = torch.cuda.is_bf16_supported(including_emulation=False)  # both came with the same generation
+        what = "do without" if precision == "tf32" else "emulate"
+        return "" if has else f"GPUs of kind {torch.cuda.get_device_name(device)} {what} it; it is no faster than fp32"
+    if precision == "bf16" and not is_gpu(device):
+        found = torch.cpu.get_capabilities()
+        if found.get("architecture") == "x86_64" and not (found.get("avx512_bf16") or found.get("amx_bf16")):
+            return "this CPU emulates it (it has neither avx512_bf16 nor amx_bf16); it is slower than fp32"
+    return ""
+
+
 # Memory.
 
 
@@ -272,6 +311,31 @@ def give_back(device: torch.device) -> None:
     """Give unused memory of a GPU back to it."""
     if is_gpu(device):
         _module(device).empty_cache()
+
+
+def begin_count(device: torch.device) -> None:
+    """Largest amounts of memory, as `usage` tells them, are counted from here on; on the CPU nothing happens."""
+    if is_gpu(device):
+        _module(device).reset_peak_memory_stats(device)
+
+
+def usage(device: torch.device) -> dict[str, float]:
+    """Largest memory of tensors and of torch's pool since `begin_count`, in MiB, and how busy the GPU is, in percent.
+
+    Empty for the CPU. The last only where NVIDIA's library of counters is installed (nvidia-ml-py): it is about the
+    second before, and about all who use the GPU.
+    """
+    if not is_gpu(device):
+        return {}
+    found = {
+        "gpu_peak_mb": _module(device).max_memory_allocated(device) / 2**20,
+        "gpu_reserved_mb": _module(device).max_memory_reserved(device) / 2**20,
+    }
+    try:
+        found["gpu_utilization"] = float(_module(device).utilization(device))
+    except (ImportError, AttributeError, RuntimeError):  # not installed, not of this kind, or its driver does not tell
+        log.debug("how busy the GPU is cannot be read")
+    return found
 
 
 # What goes wrong.

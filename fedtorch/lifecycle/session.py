@@ -146,6 +146,9 @@ class Session:
         with ExitStack() as joined:
             device = own_device(config, self.num_ranks)
             joined.enter_context(devices.deterministic(config.system.deterministic, device))
+            joined.enter_context(devices.tf32(config.engine.precision == "tf32", device))
+            if why := devices.why_slow(config.engine.precision, device):
+                log.warning("engine.precision is %s but %s", config.engine.precision, why)
             if facts := devices.versions(device):
                 log.info("device: %s", ", ".join(f"{name} {value}" for name, value in facts.items()))
             comm: Communicator | None = None

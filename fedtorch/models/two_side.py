@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedtorch.core import devices
+from fedtorch.core.moved import moved
 from fedtorch.core.seeds import seed_for, seed_torch
 from fedtorch.models.link import Link, Peer, RankLink, Traffic, link_pair
 from fedtorch.models.side import Passing, Side
@@ -102,14 +103,19 @@ class TwoSide(nn.Module):
         losses = Losses(torch.zeros(2), (0, 0), torch.zeros(size, 2, dtype=torch.float64), torch.zeros(size, 2))
         if self.training:
             self._dropout = int(torch.randint(2**62, ()))
-        sums = []
+        sums, told = [], list[tuple[Tensor, int]]()
+        heard, counted = list[Tensor](), list[Tensor]()
         for place, group in enumerate(groups):
             walk = Walk(self, group, place)
             sums.append(walk.forward())
             for turn, (side, nll) in enumerate(zip(group["sides"], walk.nll, strict=True)):
-                places = torch.tensor(group["rows"][: len(nll)])
-                losses.rows[places, side] += nll.detach().sum(1).double().cpu()
-                losses.row_tokens[places, side] += (group["segments"][turn]["targets"] != -100).sum(1).cpu()
+                told.append((torch.tensor(group["rows"][: len(nll)]), side))
+                heard.append(nll.detach().sum(1))
+                counted.append((group["segments"][turn]["targets"] != -100).sum(1))
+        parts = zip(told, moved(heard, devices.CPU), moved(counted, devices.CPU), strict=True)
+        for (places, side), nll, tokens in parts:
+            losses.rows[places, side] += nll.double()
+            losses.row_tokens[places, side] += tokens
         losses.sums = torch.stack(sums).sum(0)
         user, assistant = losses.row_tokens.sum(0).tolist()
         losses.tokens = int(user), int(assistant)

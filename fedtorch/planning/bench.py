@@ -29,6 +29,7 @@ from fedtorch.planning.light_rounds import MANY, LightRounds, with_rounds
 from fedtorch.planning.probe import own_bytes
 from fedtorch.planning.step_time import Training, training_seconds
 from fedtorch.setup.build import BuiltRun, build
+from fedtorch.train.attention import AUTO
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,12 @@ def read(path: Path) -> Measured:
 
 
 def step_key(built: BuiltRun) -> str:
-    """All that a step's seconds depend on: model, precision, threads, the clients' usual batch and optimiser."""
-    hp, config = built.config.client, built.config
-    parts = (built.engine.shared.digest(), built.engine.private.digest(), config.task_name, config.engine.precision)
-    return "/".join(map(str, (*parts, config.system.threads, hp.batch_size, hp.accumulation, hp.optimizer)))
+    """All that a step's seconds depend on: model, engine, threads, the clients' usual batch and optimiser."""
+    hp, config, engine = built.config.client, built.config, built.config.engine
+    parts = (built.engine.shared.digest(), built.engine.private.digest(), config.task_name, engine.precision)
+    how: list[str] = [engine.attention] if engine.attention != AUTO else []  # what is usual is not in the key
+    how += ["activations again"] if engine.activation_checkpointing else []
+    return "/".join(map(str, (*parts, config.system.threads, hp.batch_size, hp.accumulation, hp.optimizer, *how)))
 
 
 def measure(built: BuiltRun, say: Callable[[str], None]) -> Measured:

@@ -9,6 +9,7 @@ from itertools import groupby
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.algorithms.packing import Packing
 from fedtorch.config import load as yaml_config
+from fedtorch.planning.activations import activation_bytes
 from fedtorch.planning.asynchrony import describe_plan
 from fedtorch.planning.promise import describe_private, describe_public_sum
 from fedtorch.planning.scale import Cluster, describe_scale
@@ -18,6 +19,7 @@ from fedtorch.rounds.residence import memory_bytes, why_on_host
 from fedtorch.rounds.save_schedule import SaveSchedule
 from fedtorch.setup.build import BuiltRun
 from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, optimizer_numbers, states
+from fedtorch.train.precision import DTYPES
 
 _MOST_SHOWN = 20
 
@@ -140,7 +142,7 @@ def _memory(built: BuiltRun) -> str:
     )  # sums, and what they come to
     server = numbers * (8 + 2 * width)
     rows = [("weights", model), ("gradients and optimiser", training)]
-    if (precision := config.engine.precision) != "fp32":  # autocast's copies, until the backward pass
+    if (precision := config.engine.precision) in DTYPES:  # autocast's copies, until the backward pass
         rows.append((f"weights in {precision}", 2 * Size.of(engine.module).numbers))
     rows += [("updates", exchange), ("server only", server)]
     if config.engine.kind != "torch":  # the present weights, gradients and optimiser are in its own table
@@ -151,6 +153,7 @@ def _memory(built: BuiltRun) -> str:
         f"memory per rank, without activations and libraries: {text}",
         f"while the model is built: {whole:,.0f} MiB of the host's memory for each rank of a machine",
     ]
+    lines.insert(1, _activations(built))
     if vectors and built.topology.num_ranks > 1:
         lines.append(_on_devices(built))
     if config.engine.kind != "torch":
@@ -165,6 +168,15 @@ def _on_devices(built: BuiltRun) -> str:
         return f"over NCCL the vectors of a round go through the host's memory: {why}"
     there = memory_bytes(built) / 2**20
     return f"over NCCL updates and what was received stay on each GPU that has the room: {there:,.0f} MiB of it"
+
+
+def _activations(built: BuiltRun) -> str:
+    """The memory of a micro-batch, as far as it is known without computing one."""
+    again = " (they are computed again)" if built.config.engine.activation_checkpointing else ""
+    if (size := activation_bytes(built)) is None:
+        return f"activations{again}: not known, as the task looks at numbers or its data are elsewhere"
+    copies = ", 16-bit copies of weights among them" if built.config.engine.precision in DTYPES else ""
+    return f"activations{again}: {_shown(size)} for the first micro-batch of the largest client{copies}"
 
 
 def _model_states(built: BuiltRun, moments: float, ranks: int) -> list[str]:

@@ -32,7 +32,7 @@ def training_seconds(built: BuiltRun) -> Training:
     As in a round: between two clients the difference is taken, so weights and gradients are not in the caches.
     """
     client, hp, engine = largest_client(built), built.config.client, built.engine
-    examples = _examples(built, client)
+    examples = first_examples(built, client)
     batches = [
         built.training.collate(examples[start : start + hp.batch_size], True)
         for start in range(0, min(len(examples), hp.batch_size * hp.accumulation), hp.batch_size)
@@ -54,10 +54,10 @@ def training_seconds(built: BuiltRun) -> Training:
     return Training(step_s, max(0.0, median(first[1:]) - step_s))
 
 
-def _examples(built: BuiltRun, client: Client) -> Sequence[Any]:
-    """Load its training examples, with their reference where the task compares with one."""
+def first_examples(built: BuiltRun, client: Client, count: int | None = None) -> Sequence[Any]:
+    """Load its first `count` training examples, with their reference where the task compares with one; None: all."""
     task, engine = built.training, built.engine
-    examples = task.load(client.name, "train")
+    examples = task.load(client.name, "train")[:count]
     if not task.refers_to:
         return examples
     engine.load(engine.initial_shared)

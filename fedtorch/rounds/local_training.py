@@ -173,7 +173,8 @@ class ClientTrainer:
         All ranks of a worker come to the same verdict; an error on one of them is the others' PeerError, and only where
         all that failed ran out of memory is it that on all of them.
         """
-        started = time.monotonic()
+        started, device = time.monotonic(), self.context.components.engine.device
+        devices.begin_count(device)
         report, failure, of_a_peer = Report(client.name), "", False
         self._steps = 0
         try:
@@ -193,6 +194,8 @@ class ClientTrainer:
         if failure:
             self.context.components.engine.free()
             report = Report(client.name, status=failure)
+        if self.context.config.track.device_usage:
+            report = replace(report, extra={**report.extra, **devices.usage(device)})
         return self.context.mechanism.reported(replace(report, seconds=time.monotonic() - started))
 
     def _failure(self, client: Client, error: Exception) -> str:

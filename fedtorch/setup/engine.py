@@ -18,11 +18,12 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.weights import Partition
 from fedtorch.setup.rules import check_module
 from fedtorch.tasks.base import Task
+from fedtorch.train.activations import compute_activations_again
+from fedtorch.train.attention import use_attention
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.model_parallel import ParameterOwners
 from fedtorch.train.settings import ClientConfig
-from fedtorch.train.zero import checkpointable, compute_activations_again
 
 log = logging.getLogger(__name__)
 _MAKES = frozenset(f"aten::{name}" for name in ("empty", "zeros", "ones", "full", "rand", "randn"))
@@ -45,13 +46,13 @@ def make_engine(
     is_plain |= engine.kind == "fsdp" and ranks == 1 and not engine.offload_parameters  # there is nothing to split
     if is_plain or not engine.splits_parameters:
         check_room(module, device)
+    use_attention(module, engine.attention, device)
     try:
         if is_plain:
             # beside workers that split, a server that only serves computes nothing
             precision = engine.precision if engine.kind == "torch" or ranks else "fp32"
             if engine.activation_checkpointing and ranks:
-                for model in checkpointable(module):
-                    compute_activations_again(model)
+                compute_activations_again(module)
             return Engine(module, partition, device, precision=precision, scale_power=engine.initial_scale_power)
         if engine.kind == "fsdp":
             # not at every start: it needs transformers' optimisers and torch's FSDP
@@ -64,10 +65,15 @@ def make_engine(
             device,
             settings=engine,
             hp=hp,
-            make_module=make_module,
+            make_module=lambda: _with_attention(make_module(), engine.attention, device),
         )
     except ValueError as error:  # a pattern that matches nothing
         raise ConfigError(str(error)) from error
+
+
+def _with_attention(module: nn.Module, choice: str, device: torch.device) -> nn.Module:
+    use_attention(module, choice, device)
+    return module
 
 
 def check_room(module: nn.Module, device: torch.device) -> None:

@@ -14,6 +14,9 @@ class TrackConfig:
 
     tensorboard: bool = True
     """Write event files, one folder per client; false: not even where `run.trackers` has tensorboard."""
+    device_usage: bool = False
+    """On GPUs: a client's record has the largest memory of its round, and how busy the GPU was. Memory tells how long a
+    client's rows are, so it leaves only where it is asked for, and never with `privacy`."""
     step_curves: bool = True
     """Log every client's training loss over its steps."""
     progress: Literal["auto", "bar", "lines", "off"] = "auto"

@@ -82,7 +82,7 @@ class Engine(EngineWeights):
     ) -> None:
         """Moves the module to `device`, where its parameters lie in the flat vectors, each of them once.
 
-        precision: of forward passes, fp32, bf16 or fp16; parameters, gradients and optimiser state stay fp32.
+        precision: of forward passes, as in `engine.precision`; parameters, gradients and optimiser state stay fp32.
         scale_power: of fp16, see `LossScale`. moves: away at the first load: initial vectors on the CPU are no copies.
         built_on: another device, where the module stays until a library moves it.
         """

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from fedtorch.core import devices
 from fedtorch.core.weights import Partition
+from fedtorch.train.activations import compute_activations_again
 from fedtorch.train.engine import GradientHook, LossFunction
 from fedtorch.train.fsdp_shards import Pass, Shards, shard_out
 from fedtorch.train.optim import Optimizers
 from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.train.split_engine import SplitEngine, exchanging
 from fedtorch.train.whole_passes import WholePass, needs_whole_passes
-from fedtorch.train.zero import checkpointable, compute_activations_again
 from fedtorch.train.zero_tensors import OptimizerState
 
 
@@ -60,8 +60,7 @@ class FsdpEngine(SplitEngine):
     def _split(self) -> None:
         self._make_group()
         if self.settings.activation_checkpointing:
-            for model in checkpointable(self.module):
-                compute_activations_again(model)
+            compute_activations_again(self.module)
         self._root = shard_out(self.module, self.settings, self.device)
         self._let_go()
         self._tensors = Shards(self._root, self.worker, self.device)

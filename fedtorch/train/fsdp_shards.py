@@ -59,7 +59,7 @@ def shard_out(module: nn.Module, settings: EngineConfig, device: torch.device) -
     """
     assert dist.group.WORLD is not None
     mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
-    low = None if settings.precision == "fp32" else DTYPES[settings.precision]
+    low = DTYPES.get(settings.precision)
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32, cast_forward_inputs=False)
     offload = CPUOffloadPolicy(pin_memory=devices.is_gpu(device)) if settings.offload_parameters else OffloadPolicy()
     whole = {parameter for parameter in module.parameters() if not is_split(parameter)}

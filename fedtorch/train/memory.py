@@ -11,6 +11,7 @@ from torch import nn
 
 from fedtorch.core import devices
 from fedtorch.train.blocks import blocks_of
+from fedtorch.train.precision import DTYPES
 from fedtorch.train.settings import ClientConfig, EngineConfig
 from fedtorch.train.zero import import_deepspeed, is_installed
 
@@ -84,7 +85,7 @@ def states(size: Size, settings: EngineConfig, *, ranks: int, moments: float = 2
     an fp32 sum of the gradients; what a stage splits is divided by `ranks`. With offload the masters, sums and moments
     are on the host. For Adam in 16 bits this is what DeepSpeed's own estimators say.
     """
-    width = 4 if settings.precision == "fp32" else 2
+    width = 2 if settings.precision in DTYPES else 4
     n, largest = size.numbers, size.largest
     if settings.kind == "fsdp" and (ranks > 1 or settings.offload_parameters):
         rows = int(-(-n // ranks) * (4 + 4 + 4 * moments))
@@ -117,7 +118,7 @@ def deepspeeds_own(size: Size, settings: EngineConfig, *, ranks: int) -> States 
 
     They know stages 2 and 3, 16 bits and Adam.
     """
-    if settings.kind != "deepspeed" or settings.stage < 2 or settings.precision == "fp32" or not is_installed():
+    if settings.kind != "deepspeed" or settings.stage < 2 or settings.precision not in DTYPES or not is_installed():
         return None
     import_deepspeed(devices.kind())
     if settings.stage == 2:

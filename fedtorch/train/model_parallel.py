@@ -88,7 +88,9 @@ def clip_gradients(
     if worker is None or owners is None:
         torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         return
-    norms = [_NONE if p.grad is None else torch.linalg.vector_norm(p.grad).item() for p in parameters]
+    present = [torch.linalg.vector_norm(p.grad) for p in parameters if p.grad is not None]
+    found = iter(torch.stack(present).tolist() if present else ())  # the device is waited for once
+    norms = [_NONE if p.grad is None else next(found) for p in parameters]
     known = worker.all_gather_floats(norms)
     true = [known[owners.owners[name] if name in owners.private else 0][place] for place, name in enumerate(trained)]
     first = parameters[0]

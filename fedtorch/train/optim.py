@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtorch.core.moved import moved
 from fedtorch.core.shown import shortened
 from fedtorch.train.muon import MUON, Groups, MuonAndAdamW
 from fedtorch.train.schedules import share_of_rate
@@ -146,18 +147,26 @@ def state_of(
 
     A parameter whose state is all zero has none: whether `forget` left zeros there depends on who trained before.
     """
-    tensors: dict[str, Tensor] = {}
-    numbers: dict[str, int | float] = {}
-    for name, parameter in zip(names, parameters, strict=True):
-        state = optimizer.state.get(parameter, {})
-        if not any(value.any() if isinstance(value, Tensor) else value for value in state.values()):
-            continue
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                tensors[f"{name}/{key}"] = value.detach().cpu().clone()
-            elif isinstance(value, int | float):
-                numbers[f"{name}/{key}"] = value
-    return tensors, numbers
+    kept = {name: optimizer.state.get(parameter, {}) for name, parameter in zip(names, parameters, strict=True)}
+    entries = {(name, key): value for name, state in kept.items() for key, value in state.items()}
+    held = {entry: value for entry, value in entries.items() if isinstance(value, Tensor)}
+    numbers = {entry: value for entry, value in entries.items() if isinstance(value, int | float)}
+    used = {name for (name, _), is_set in zip(held, _any(held.values()), strict=True) if is_set}
+    used |= {name for (name, _), value in numbers.items() if value}
+    held = {(name, key): value for (name, key), value in held.items() if name in used}
+    copies = moved([*held.values()], torch.device("cpu"))
+    tensors = {f"{name}/{key}": copy for (name, key), copy in zip(held, copies, strict=True)}
+    return tensors, {f"{name}/{key}": value for (name, key), value in numbers.items() if name in used}
+
+
+def _any(tensors: Iterable[Tensor]) -> list[bool]:
+    """Has each a number other than 0? The host waits once for each device."""
+    flags = [tensor.any() for tensor in tensors]
+    found: dict[torch.device, list[Tensor]] = {}
+    for flag in flags:
+        found.setdefault(flag.device, []).append(flag)
+    known = {device: iter(torch.stack(own).tolist()) for device, own in found.items()}
+    return [next(known[flag.device]) for flag in flags]
 
 
 def load_state(
@@ -170,14 +179,17 @@ def load_state(
     """Put back what `state_of` gave; parameters without an entry start fresh. Copies the tensors."""
     forget(optimizer)
     places = dict(zip(names, parameters, strict=True))
-    entries: list[tuple[str, Any]] = [*tensors.items(), *numbers.items()]
-    for path, value in entries:
+    entries: dict[str, Any] = {**tensors, **numbers}
+    # steps are counted on the CPU, as torch's optimisers begin to count them; moments follow the parameter
+    by_device: dict[torch.device, list[str]] = {}
+    for path, value in tensors.items():
+        place = places[path.rsplit("/", 1)[0]].device if value.ndim else value.device
+        by_device.setdefault(place, []).append(path)
+    for device, paths in by_device.items():
+        entries |= zip(paths, moved([tensors[path] for path in paths], device), strict=True)
+    for path, value in entries.items():
         name, key = path.rsplit("/", 1)
-        parameter = places[name]
-        if isinstance(value, Tensor):
-            # steps are counted on the CPU, as torch's optimisers begin to count them; moments follow the parameter
-            value = value.to(parameter.device if value.ndim else value.device, copy=True)
-        optimizer.state[parameter][key] = value
+        optimizer.state[places[name]][key] = value
 
 
 _KEPT: dict[str, tuple[set[str], ...]] = {

@@ -12,17 +12,18 @@ from torch import Tensor
 from fedtorch.comm.worker import WorkerGroup
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precisions of 16 bits. With the others all tensors are fp32; tf32 is a way of a GPU to multiply them."""
 
 # Steps without an overflow after which the scale is doubled: DeepSpeed's number, where torch's own is 2000.
 GROWTH_INTERVAL = 1000
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Forward passes in here are computed in `precision` by torch's rules; nothing happens with fp32.
+    """Forward passes in here are computed in `precision` by torch's rules; nothing happens with fp32 and tf32.
 
     Casts of weights are kept until the block ends, so weights must not be loaded inside it.
     """
-    return nullcontext() if precision == "fp32" else torch.autocast(device.type, DTYPES[precision])
+    return torch.autocast(device.type, DTYPES[precision]) if precision in DTYPES else nullcontext()
 
 
 def has_fp16(device: torch.device) -> bool:
@@ -69,7 +70,7 @@ class LossScale(torch.amp.GradScaler):
 
 
 class Precision:
-    """Number format of one engine: fp32, bf16 or fp16; with fp16 a loss scale too, a new one for every client."""
+    """Number format of one engine: fp32, tf32, bf16 or fp16; with fp16 a loss scale too, a new one for every client."""
 
     def __init__(self, kind: str, device: torch.device, scale_power: int) -> None:
         self.kind, self.device, self.scale_power = kind, device, scale_power

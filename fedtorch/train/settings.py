@@ -260,7 +260,7 @@ class ClientConfig:
             )
 
 
-_USED = {"torch": (), "fsdp": ("offload_parameters", "activation_checkpointing")}
+_USED = {"torch": ("activation_checkpointing",), "fsdp": ("offload_parameters", "activation_checkpointing")}
 """Kind of engine that does not use all fields -> those that it uses beside those of every kind."""
 
 
@@ -274,10 +274,11 @@ class EngineConfig:
     stage: Annotated[int, Field(ge=0, le=3)] = 0
     """Of deepspeed, what the ranks of a worker share out: 0 nothing, 1 optimiser state, 2 also gradients, 3 also
     parameters."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of forward passes, in training and in evaluation. torch: autocast over fp32 parameters and gradients; fsdp: the
-    same over 16-bit copies of gathered parameters; deepspeed: 16-bit parameters and activations over fp32 masters.
-    Optimiser state and what is exchanged stay fp32."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Of forward passes, in training and in evaluation. 16 bits in torch: autocast over fp32 parameters and gradients;
+    in fsdp: the same over 16-bit copies of gathered parameters; in deepspeed: 16-bit parameters and activations over
+    fp32 masters. tf32: GPUs round what they multiply, backward too; CPUs do not have it and compute in fp32. Optimiser
+    state and what is exchanged stay fp32."""
     initial_scale_power: Annotated[int, Field(ge=0, le=24)] = 12
     """Of fp16: the loss is multiplied by 2 to this power at a client's start. A step whose gradients overflow is left
     out, though its learning rate is used up, and halves the factor; 1000 steps without one double it."""
@@ -287,7 +288,10 @@ class EngineConfig:
     """Of stage 3, and of fsdp: keep parameters in the host's memory until a layer needs them; with fsdp also gradients
     and optimiser state, and the steps are taken there."""
     activation_checkpointing: bool = False
-    """Compute activations again in the backward pass in place of keeping them."""
+    """Compute activations again in the backward pass in place of keeping them: less memory, a forward pass more."""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
+    """How models of transformers compute attention. auto: as the model came, which is sdpa where its class has it;
+    eager: in plain operations; flash_attention_2: the package flash-attn, in 16 bits on GPUs. Last bits differ."""
 
     @property
     def splits_parameters(self) -> bool:
@@ -295,14 +299,14 @@ class EngineConfig:
         return self.kind == "fsdp" or (self.kind == "deepspeed" and self.stage == 3)
 
     def __post_init__(self) -> None:
-        common = ("kind", "precision", "initial_scale_power")
+        common = ("kind", "precision", "initial_scale_power", "attention")
         for known in fields(self) if self.kind in _USED else ():
             if (value := getattr(self, known.name)) != known.default and known.name not in common + _USED[self.kind]:
                 raise ConfigError(
                     f"engine.{known.name} is {str(value).lower()} but engine.kind is {self.kind}, which does not use "
                     f"it; remove engine.{known.name} or set engine.kind to deepspeed"
                 )
-        is_cast = self.kind == "deepspeed" and self.precision != "fp32"
+        is_cast = self.kind == "deepspeed" and self.precision in ("bf16", "fp16")
         needs = {
             "precision": (is_cast, 1, "fp32 masters begin there; on one rank it splits nothing"),
             "offload_optimizer": (self.offload_optimizer, 1, "on one rank it splits nothing"),

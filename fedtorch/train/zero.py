@@ -20,6 +20,7 @@ from typing_extensions import Self
 
 from fedtorch.comm.transport.environment import environment
 from fedtorch.core.devices import is_gpu
+from fedtorch.train.activations import compute_activations_again
 from fedtorch.train.extensions import warn_of_stale_locks
 from fedtorch.train.settings import EngineConfig
 from fedtorch.train.whole_passes import LossFunction, WholePass
@@ -111,25 +112,6 @@ def zero_config(settings: EngineConfig, size: int, *, pin: bool) -> dict[str, An
     return config
 
 
-def checkpointable(module: nn.Module) -> list[nn.Module]:
-    """The outermost models inside `module` that can forget activations and compute them again."""
-    from transformers import PreTrainedModel  # takes 4 s, of every rank's start
-
-    if hasattr(module, "compute_activations_again"):
-        return [module]
-    if isinstance(module, PreTrainedModel):
-        return [module] if module.supports_gradient_checkpointing else []
-    return [found for child in module.children() for found in checkpointable(child)]
-
-
-def compute_activations_again(module: Any) -> None:
-    """Make one of `checkpointable` do so, in its own way where it has one."""
-    if hasattr(module, "compute_activations_again"):
-        module.compute_activations_again()
-    else:
-        module.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-
-
 class Objective(nn.Module):
     """Module that DeepSpeed takes for the model: its forward pass is the whole mean loss, whatever the task.
 
@@ -170,8 +152,7 @@ def initialize(
     ranks: of the worker.
     """
     if settings.activation_checkpointing:
-        for model in checkpointable(module):
-            compute_activations_again(model)
+        compute_activations_again(module)
     size = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
     # with the job's number, stage 3 takes a group of one rank for a mistake
     with environment("WORLD_SIZE", str(ranks)), linear(functional.linear):

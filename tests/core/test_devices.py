@@ -156,6 +156,53 @@ def test_a_gpu_computes_with_deterministic_kernels_where_they_are_asked_for() ->
     assert run_ranks(compute, 1)[0] == [(False, True), (False, True), (True, False), (False, True)]
 
 
+def flags() -> tuple[bool, bool, str]:
+    """What is rounded on GPUs, and what on CPUs."""
+    products = torch.backends.mkldnn.matmul.fp32_precision
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, products
+
+
+def test_a_gpu_rounds_products_where_it_is_asked_for_and_nothing_else_does() -> None:
+    """Of convolutions and LSTMs torch's own choice is to round. The flags can be read in every way meanwhile."""
+    gpu, before = torch.device("meta"), flags()
+    assert before == (False, True, "none")
+    for wanted, level in ((True, "high"), (False, "highest")):
+        with devices.tf32(wanted, gpu):
+            assert flags() == (wanted, wanted, "none") and torch.get_float32_matmul_precision() == level
+        with devices.tf32(wanted, devices.CPU):
+            assert flags() == before
+    assert flags() == before
+
+
+@pytest.mark.parametrize(
+    ("precision", "kind", "has", "words"),
+    [
+        ("fp32", "cpu", False, ""),
+        ("tf32", "cpu", True, "CPUs do not have it, so they compute in fp32, with its bits"),
+        ("bf16", "cpu", True, ""),
+        ("bf16", "cpu", False, "this CPU emulates it (it has neither avx512_bf16 nor amx_bf16); it is slower than"),
+        ("fp16", "cuda", False, ""),
+        ("bf16", "cuda", False, "GPUs of kind V100 emulate it; it is no faster than fp32"),
+        ("tf32", "cuda", False, "GPUs of kind V100 do without it; it is no faster than fp32"),
+        ("tf32", "cuda", True, ""),
+        ("bf16", "cuda", True, ""),
+    ],
+)
+def test_a_precision_that_brings_nothing_is_told(
+    precision: str, kind: str, has: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU's answers are made up."""
+    can = {"architecture": "x86_64", "avx512_bf16": has, "amx_bf16": False}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has or including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "V100")
+    said = devices.why_slow(precision, torch.device(kind))
+    assert said.startswith(words) and bool(said) == bool(words)
+    can["architecture"] = "aarch64"
+    assert kind == "cuda" or precision == "tf32" or devices.why_slow(precision, torch.device(kind)) == ""
+
+
 def test_what_a_gpu_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answers are made up; tests/gpu sees the real ones on a GPU."""
     properties = SimpleNamespace(name="H", major=9, minor=0, uuid="GPU-1")
@@ -172,6 +219,11 @@ def test_what_a_gpu_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         "gpu": "H", "compute_capability": "9.0", "cuda": "13.0", "cudnn": "92000", "nccl": "2.29.7",
     }  # fmt: skip
     assert devices.identity(gpu) == "GPU-1" and devices.free_bytes(gpu) == (3, 8) and devices.present() == gpu
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5 << 20)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 6 << 20)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 87)
+    assert devices.usage(gpu) == {"gpu_peak_mb": 5.0, "gpu_reserved_mb": 6.0, "gpu_utilization": 87.0}
+    assert devices.usage(devices.CPU) == {}
     assert devices.versions(devices.CPU) == {} and devices.free_bytes(devices.CPU) == (0, 0)
     monkeypatch.setattr(devices, "count", lambda: 2)
     assert devices.kind() == torch.device("cuda")

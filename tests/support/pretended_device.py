@@ -22,6 +22,7 @@ NAME = "pretended"
 _CPU = torch.device("cpu")
 _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _MAY_MIX = {"aten::copy_", "aten::_to_copy", "aten::index", "aten::index_put_", "aten::_index_put_impl_"}
+_WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal"}  # the host must know what they come to
 _libraries: list[torch.library.Library] = []
 _memory: dict[int, Tensor] = {}  # the numbers by the address of the pretended storage
 
@@ -56,6 +57,7 @@ class Module(registration._DummyBackendModule):
     """`torch.pretended`: the functions of a device's module that `core.devices` asks for."""
 
     Stream, Event = Stream, Event
+    _initialized = True
 
     def current_stream(self, device: torch.device) -> Stream:
         return _stream
@@ -69,12 +71,30 @@ class Module(registration._DummyBackendModule):
     def manual_seed_all(self, seed: int) -> None:
         used["seed"] += 1
 
-    def get_rng_state(self, device: int) -> Tensor:
+    def device(self, device: torch.device | int) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def get_rng_state(self, device: int = 0) -> Tensor:
         used["generator kept"] += 1
         return torch.zeros(1)
 
-    def set_rng_state(self, state: Tensor, device: int) -> None:
+    def set_rng_state(self, state: Tensor, device: int = 0) -> None:
         used["generator put back"] += 1
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+    def reset_peak_memory_stats(self, device: torch.device) -> None:
+        used["count begun"] += 1
+
+    def max_memory_allocated(self, device: torch.device) -> int:
+        return made_bytes()
+
+    def max_memory_reserved(self, device: torch.device) -> int:
+        return 3 << 20
+
+    def utilization(self, device: torch.device) -> int:
+        raise ModuleNotFoundError("pynvml is not installed")
 
     def set_device(self, device: torch.device) -> None:
         """There is one only."""
@@ -235,15 +255,23 @@ def _count(source: Tensor, target: torch.device) -> None:
         crossed["up" if source.device.type == "cpu" else "down"] += source.nbytes
 
 
+def _way(source: Any, place: torch.device) -> str:
+    """Where a copy goes, for `used`: between host and device it costs however small it is."""
+    return "copied " + {"cpu": "out", source.device.type: "within"}.get(place.type, "in")
+
+
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operation: on the real tensors, once they are known to be in one place."""
     name = op._schema.name
     if name == "aten::_copy_from":
         _count(args[0], args[1].device)
+        used[_way(args[0], args[1].device)] += 1
         _real(args[1]).copy_(_real(args[0]))
         return args[1]
     if name in ("aten::copy_", "aten::_to_copy"):
         _count(args[-1], args[0].device if name == "aten::copy_" else kwargs.get("device") or args[0].device)
+    if name in _WAITS:
+        used["waited"] += 1
     leaves = tree_leaves((args, kwargs))
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.device.type == "cpu" and leaf.dim() and name not in _MAY_MIX:
@@ -254,6 +282,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
         args = (*args[:3], args[3] + _real(args[0]).storage_offset())
     out = op(*tree_map(_real, args), **tree_map(_real, kwargs))
     if name == "aten::_to_copy" and kwargs.get("device") == _CPU:
+        used[_way(args[0], _CPU)] += 1
         return out
     returns = op._schema.returns
     if returns and all(value.alias_info is not None and value.alias_info.is_write for value in returns):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from harness import make_config
+from smoke_runs import SMOKE, run_config
 from torch import Tensor, nn
 from toy import Quadratic
 
@@ -338,3 +340,18 @@ def test_the_settings_of_the_plain_engine() -> None:
         EngineConfig(precision="bf16", initial_scale_power=8)
     with pytest.raises(ConfigError, match="engine.stage is 2 but engine.kind is torch"):
         EngineConfig(precision="bf16", stage=2)
+
+
+def test_tf32_is_fp32_on_a_cpu_and_says_so(tmp_path: Path) -> None:
+    runs = {p: run_config(SMOKE[0], tmp_path, f"engine.precision={p}", f"run.name={p}") for p in ("fp32", "tf32")}
+    assert runs["fp32"]["digest"] == runs["tf32"]["digest"]
+    said = (tmp_path / "runs" / "tf32" / "log.rank0.txt").read_text()
+    assert said.count("engine.precision is tf32 but CPUs do not have it, so they compute in fp32") == 1
+    assert "engine.precision is" not in (tmp_path / "runs" / "fp32" / "log.rank0.txt").read_text()
+
+
+@pytest.mark.parametrize(("algorithm", "precision"), [(Scaffold(option="I"), "tf32"), (MetaWeighting(), "tf32")])
+def test_tf32_needs_no_loss_scale(tmp_path: Path, algorithm: Algorithm, precision: Any) -> None:
+    task = Quadratic({"a": (1.0, 2.0, 7)}, start=(0.0,))
+    config = make_config(tmp_path, task, engine=EngineConfig(precision=precision))
+    the_algorithm_takes_the_precision(replace(Plan.of(config, 1), algorithm=algorithm))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from fedtorch.config.schema import ClientConfig, EvalConfig, PartitionConfig
 from fedtorch.core import devices
 from fedtorch.core.errors import NonFiniteError
 from fedtorch.core.weights import Partition
+from fedtorch.tracking.settings import TrackConfig
+from fedtorch.tracking.tracker import Tracker
 from fedtorch.train import engine, pinned_copy
 from fedtorch.train.zero import Objective
 
@@ -163,6 +166,35 @@ def careless() -> str:
 
 def test_a_tensor_left_on_the_cpu_is_noticed() -> None:
     assert "a client failed" in run_ranks(careless, 1)[0]
+
+
+def recorded() -> dict[str, list[dict[str, Any]]]:
+    """Records of clients on the CPU and on the device, where the second one fails."""
+    found, device = {}, install()
+    for place in ("cpu", "unasked", "asked"):
+        use(torch.device("cpu") if place == "cpu" else device)
+        with tempfile.TemporaryDirectory() as folder:
+            seen = TrackConfig(device_usage=place != "unasked")
+            config = make_config(Path(folder), replace(TASK, bad=("b",)), track=seen)
+            tracker = Tracker(Path(folder), clients=[*TASK.clients], rounds=2, settings=TrackConfig(tensorboard=True))
+            make_runner(config, tracker=tracker).run()
+            lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
+            drawn = b"".join(path.read_bytes() for path in Path(folder).rglob("events*"))
+        clients = [record for record in map(json.loads, lines) if record["kind"] == "client"]
+        assert (b"train/gpu_peak_mb" in drawn) == (place == "asked")
+        found[place] = clients
+    assert used["count begun"] == 8, used
+    return found
+
+
+def test_memory_of_a_gpu_is_in_the_records_of_clients_and_nothing_of_it_on_a_cpu() -> None:
+    """Where it is asked for, of one that failed too; how busy it is where the library that counts it is installed."""
+    (records,) = run_ranks(recorded, 1)
+    for record in (*records["cpu"], *records["unasked"]):
+        assert not [key for key in record if key.startswith("gpu")]
+    assert [record["status"] for record in records["asked"]] == ["ok", "failed:ValueError"] * 2
+    for record in records["asked"]:
+        assert record["gpu_peak_mb"] > 0 and record["gpu_reserved_mb"] == 3 and "gpu_utilization" not in record
 
 
 def smoke_on_both(path: str, folder: str) -> Any:

@@ -88,6 +88,8 @@ class Pal(nn.Module):
 class SelfAttention(nn.Module):
     """Multi-head self-attention of width `size`, without output projection."""
 
+    needs_whole_mask = True  # flash attention's models hand none to their layers
+
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
         self.query, self.key, self.value = nn.Linear(size, size), nn.Linear(size, size), nn.Linear(size, size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 from torch import nn
 
@@ -13,16 +15,17 @@ from fedtorch.core.overrides import overrides
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.tasks.base import Task
+from fedtorch.train.activations import checkpointable
+from fedtorch.train.attention import FLASH
 from fedtorch.train.engine import Engine
 from fedtorch.train.optim import steps_by_muon
-from fedtorch.train.precision import has_fp16
-from fedtorch.train.zero import checkpointable
+from fedtorch.train.precision import DTYPES, has_fp16
 
 
 def the_algorithm_takes_the_precision(plan: Plan) -> None:
     """Refuse fp16 for algorithms that take gradients by themselves: no loss scale follows these."""
     precision = plan.config.engine.precision
-    if precision not in plan.algorithm.limits.precisions:
+    if precision not in (*plan.algorithm.limits.precisions, "tf32"):
         raise ConfigError(
             f"engine.precision is {precision} but algorithm.name is {plan.config.algorithm_name}, which with these "
             "settings takes gradients that no loss scale follows; set engine.precision to bf16 or fp32"
@@ -34,6 +37,25 @@ def the_device_has_the_precision(plan: Plan) -> None:
     on_cpu = plan.config.system.device == "cpu" or not devices.count()
     if plan.config.engine.precision == "fp16" and on_cpu and not has_fp16(devices.CPU):
         raise ConfigError("engine.precision is fp16, which this CPU does not have; set it to bf16 or fp32")
+
+
+def flash_attention_has_what_it_needs(plan: Plan) -> None:
+    """Refuse flash attention without a GPU, in fp32, where bits are to be the same, or without its package."""
+    config = plan.config
+    if config.engine.attention != FLASH:
+        return
+    reasons = {
+        "no GPU is used, and it has no other kernels": config.system.device == "cpu" or not devices.count(),
+        f"engine.precision is {config.engine.precision}, and it computes in 16 bits alone": (
+            config.engine.precision not in DTYPES
+        ),
+        "system.deterministic is true, and it adds up gradients in any order": config.system.deterministic,
+        "the package flash-attn, which is built for each torch and CUDA, is not installed": (
+            find_spec("flash_attn") is None
+        ),
+    }
+    if why := next((reason for reason, holds in reasons.items() if holds), None):
+        raise ConfigError(f"engine.attention is {FLASH} but {why}; set engine.attention to sdpa")
 
 
 def deepspeed_is_installed(plan: Plan) -> None:
@@ -166,6 +188,7 @@ SUBJECT = Subject(
     of_plan=(
         the_algorithm_takes_the_precision,
         the_device_has_the_precision,
+        flash_attention_has_what_it_needs,
         deepspeed_is_installed,
         the_algorithm_takes_a_split_model,
         deepspeed_has_one_optimizer,

@@ -69,6 +69,15 @@ def a_silo_trains_in_one_process(plan: Plan) -> None:
         raise ConfigError(f"{WHY}engine.precision is fp16, which leaves out steps by what is in them; set it to bf16")
 
 
+def vmap_keeps_activations(plan: Plan) -> None:
+    """Refuse vmap over units where activations are computed again: torch cannot do both."""
+    if plan.config.engine.activation_checkpointing and plan.config.privacy.per_unit == "vmap":
+        raise ConfigError(
+            f"{WHY}privacy.per_unit is vmap and engine.activation_checkpointing is true, which torch cannot do "
+            "together; set privacy.per_unit to loop (auto takes it), or engine.activation_checkpointing to false"
+        )
+
+
 def rows_are_used_as_they_are(plan: Plan) -> None:
     """Refuse tasks whose use of one row depends on others: subsets of rows, packed rows, weights of classes."""
     task = plan.task
@@ -195,6 +204,7 @@ SUBJECT = Subject(
         all_that_leaves_is_noised,
         batches_are_drawn_from_units,
         a_silo_trains_in_one_process,
+        vmap_keeps_activations,
         rows_are_used_as_they_are,
         nothing_passes_between_two_sides,
         nothing_public_is_made_of_rows,
