@@ -356,7 +356,9 @@ def test_what_cannot_be_quantised_is_refused(tokenizer: Any, tmp_path: Path, mon
     save_model(build("gpt2", tokenizer), tmp_path)
     told = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**told, "quantization_config": {"quant_method": "bitsandbytes"}}))
-    with pytest.raises(ConfigError, match=r"has a quantization_config \(bitsandbytes\): its weights are quantised alre"):
+    with pytest.raises(
+        ConfigError, match=r"has a quantization_config \(bitsandbytes\): its weights are quantised alre"
+    ):
         load_from(AutoModelForCausalLM, tmp_path)
     monkeypatch.setattr("fedtorch.core.extras.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs bitsandbytes.*fedtorch-nlp\[quantize\]"):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +55,9 @@ def load_library() -> None:
     if hidden:
         sys.modules["kernels"] = None  # type: ignore[assignment]  # an import of it raises ImportError
     try:
-        import bitsandbytes  # noqa: F401  # registers its operations
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of what it imports
+            import bitsandbytes  # noqa: F401  # registers its operations
     finally:
         logger.setLevel(level)
         if hidden:
@@ -191,7 +194,7 @@ def reserve(module: Any, kind: str, device: torch.device) -> None:
 
 
 def packed_parameters(weight: Tensor, module: QuantizedLinear) -> tuple[nn.Parameter, nn.Parameter]:
-    """`weight` and `scales` of a layer that has been made room in, from its weight as a file or another layer has it."""
+    """`weight` and `scales` of a layer that has been made room in, from its weight as a file or a layer has it."""
     packed, scales = quantized(weight.T if module.is_transposed else weight, module.form.kind)
     return nn.Parameter(packed, requires_grad=False), nn.Parameter(scales, requires_grad=False)
 
@@ -211,7 +214,7 @@ def layers_to_quantize(model: Any, kept: Sequence[str] = ()) -> list[str]:
     """The linear layers within a model that are quantised, by name.
 
     Not the output matrix, heads, poolers, what is tied to another layer, what transformers says must stay in fp32 (T5's
-    `wo`), and `kept`, the ends of names of modules that are trained whole. That is transformers' own choice, but for the
+    `wo`), and `kept`, the ends of names of modules that are trained whole. So transformers chooses too, but for the
     heads and poolers, which a run may draw and train.
     """
     from transformers.pytorch_utils import Conv1D
@@ -230,9 +233,7 @@ def layers_to_quantize(model: Any, kept: Sequence[str] = ()) -> list[str]:
 def _is_within(name: str, left: set[str]) -> bool:
     """Is it, or something around it, among these, which are whole names or ends of them?"""
     parts = name.split(".")
-    return any(
-        ".".join(parts[start:stop]) in left for stop in range(1, len(parts) + 1) for start in range(stop)
-    )
+    return any(".".join(parts[start:stop]) in left for stop in range(1, len(parts) + 1) for start in range(stop))
 
 
 @torch.no_grad()
@@ -276,5 +277,3 @@ def plain_layer(module: QuantizedLinear, added: Tensor | None = None) -> nn.Modu
 def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLinear]]:
     """Every quantised layer within a model, by name."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizedLinear))
-
-

@@ -79,7 +79,7 @@ class _Pack(ConversionOps):
 
 @contextmanager
 def reading_quantized(quantize: Quantize | None, adapter: Adapter | None) -> Iterator[dict[str, Any]]:
-    """Arguments of `from_pretrained`, inside the block, by which it quantises what it reads; none: nothing is quantised.
+    """Arguments of `from_pretrained`, inside the block, by which it quantises what it reads; none: nothing is.
 
     Raises:
         ConfigError: bitsandbytes is not installed.

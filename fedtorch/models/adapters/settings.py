@@ -73,7 +73,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Quantize:
-    """How the weights of a base that an adapter leaves as it is are kept: in few bits, each layer made whole for use."""
+    """How the weights of a base that an adapter leaves as it is are kept in few bits, made whole when they are used."""
 
     kind: Literal["nf4", "int8"] = "nf4"
     """nf4: four bits, with a scale for 64 numbers (QLoRA, Dettmers et al. 2023); int8: eight, with a scale for every
@@ -97,8 +97,8 @@ def check_quantize(quantize: Quantize | None, adapter: Adapter | None) -> None:
     """
     if quantize is not None and adapter is None:
         raise ConfigError(
-            f"{QUANTIZE_KEY} is set ({quantize.kind}) but {KEY} is not: weights of few bits are not trained, so what is "
-            "trained must be added to them; set task.model.adapter: {kind: lora, r: 8}, or remove task.model.quantize"
+            f"{QUANTIZE_KEY} is set ({quantize.kind}) but {KEY} is not: weights of few bits are not trained, so what "
+            "is trained must be added; set task.model.adapter: {kind: lora, r: 8}, or remove task.model.quantize"
         )
 
 
