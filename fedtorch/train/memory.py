@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -34,6 +34,16 @@ class Size:
         """As DeepSpeed counts: a layer is a module's own parameters."""
         largest = max(sum(p.numel() for p in part.parameters(recurse=False)) for part in module.modules())
         return cls(sum(p.numel() for p in module.parameters()), largest)
+
+
+def base_bytes(module: nn.Module, fixed: Collection[str]) -> int:
+    """Bytes of the parameters that came with `requires_grad` False, each in its own number format."""
+    return sum(module.get_parameter(name).nbytes for name in fixed)
+
+
+def packed_bytes(module: nn.Module) -> int:
+    """Bytes of weights in few bits (`task.model.quantize`), without their scales: the only ones of whole numbers."""
+    return sum(parameter.nbytes for parameter in module.parameters() if not parameter.is_floating_point())
 
 
 @dataclass(frozen=True)

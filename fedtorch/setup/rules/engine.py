@@ -10,7 +10,6 @@ from fedtorch.core import devices
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
 from fedtorch.core.overrides import overrides
-from fedtorch.models.adapters.quantized import quantization_of
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.tasks.base import Task
@@ -108,7 +107,8 @@ def muon_has_whole_matrices(plan: Plan) -> None:
 
 def a_quantized_base_has_the_plain_engine(config: Config, module: nn.Module) -> None:
     """Refuse a base of few bits under DeepSpeed, whose stages split and round parameters of one floating kind."""
-    if config.engine.kind == "deepspeed" and quantization_of(module) is not None:
+    is_packed = not all(parameter.is_floating_point() for parameter in module.parameters())
+    if config.engine.kind == "deepspeed" and is_packed:
         raise ConfigError(
             f"engine.kind is deepspeed and engine.stage {config.engine.stage} but task.model.quantize is set, whose "
             "packed weights are no numbers that DeepSpeed could split; set engine.kind to torch, or remove "

