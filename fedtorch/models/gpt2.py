@@ -58,7 +58,7 @@ class GPT2Model:
             torch.manual_seed(seed)
             return with_adapter(GPT2LMHeadModel(self._config(tokenizer)), self.adapter, seed, None, self.quantize)
         rates: dict[str, Any] = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), self.dropout)
-        base = {"dtype": dtype_of(self.adapter), "quantize": self.quantize, "adapter": self.adapter}
+        base: dict[str, Any] = {"dtype": dtype_of(self.adapter), "quantize": self.quantize, "adapter": self.adapter}
         model, _ = load_pretrained(
             "GPT-2", GPT2LMHeadModel, self.name, key="task.model.name", instead=RANDOM, **base, **rates
         )

@@ -170,11 +170,11 @@ class QuantizedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """As the layer it was, with the dequantised weight; inside autocast in its number format."""
-        kind, bias = input.device.type, self.bias
+        kind, bias = input.device.type, None
         if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             input = input.to(torch.get_autocast_dtype(kind))
-        if bias is not None:
-            bias = bias.to(input.dtype)
+        if self.bias is not None:
+            bias = self.bias.to(input.dtype)
         product: Tensor = _Product.apply(input, self.weight, self.scales, bias, self.form)
         return product
 

@@ -30,7 +30,7 @@ class _Wish(QuantizationConfigMixin):
     """The word to transformers that a model's weights are to be quantised, and which are not."""
 
     def __init__(self, quantize: Quantize, kept: Sequence[str]) -> None:
-        super().__init__(quant_method=_METHOD)  # type: ignore[arg-type]
+        super().__init__(quant_method=_METHOD)
         self.quantize, self.kept = quantize, tuple(kept)
 
 
@@ -49,7 +49,7 @@ class _Quantizer(HfQuantizer):
         return name == "weight" and isinstance(model.get_submodule(owner), QuantizedLinear)
 
     def get_quantize_ops(self) -> ConversionOps:
-        """What is done with such a weight."""
+        """The operation that such a weight goes through."""
         return _Pack()
 
     def is_serializable(self) -> bool:
@@ -58,7 +58,7 @@ class _Quantizer(HfQuantizer):
 
     @property
     def is_trainable(self) -> bool:
-        """What is added to it is."""
+        """An adapter beside such weights is."""
         return True
 
 
@@ -101,6 +101,6 @@ def forget_wish(model: Any) -> None:
         return
     model.hf_quantizer.remove_quantization_config(model)
     for part in model.modules():
-        config = getattr(part, "config", None)
+        config: Any = getattr(part, "config", None)
         if hasattr(config, "_is_quantized"):
             del config._is_quantized
