@@ -62,6 +62,8 @@ RULES = {
     "bf16": ["engine.precision=bf16"],
 }
 
+QUICK = ("fedit", "fedex")
+
 
 @pytest.fixture(autouse=True)
 def _rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +90,7 @@ def sent(name: str) -> list[int]:
     return [record["bytes_up"] for record in map(json.loads, lines) if record["kind"] == "round"]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [r if r in QUICK else pytest.param(r, marks=pytest.mark.slow) for r in RULES])
 def test_every_rule_trains_writes_and_resumes_over_a_quantised_base(rule: str) -> None:
     settings = RULES[rule]
     whole = run("whole", *settings)
