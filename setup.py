@@ -17,6 +17,7 @@ EXTRAS = {
     "fewfedweight": ["rouge-score>=0.1.2", "scikit-learn>=1.7", "scipy>=1.15"],  # CrossFit's metrics
     "own": ["datasets>=5.2,<6", "sacrebleu>=2.6", "rouge-score>=0.1.2"],  # sources but text files; generated texts
     "adapters": ["peft>=0.21.2,<0.22"],  # task.model.adapter
+    "quantize": ["peft>=0.21.2,<0.22", "bitsandbytes>=0.50,<0.51"],  # task.model.quantize
     "notebook": ["pandas>=2.2"],  # the records of a run as a frame
     "privacy": ["dp-accounting>=0.6,<0.7", "cryptography>=42"],  # privacy.kind: client
     "trl": ["trl==1.16.0", "datasets>=5.2,<6"],  # client.trainer; its arithmetic changes between versions

@@ -1,6 +1,7 @@
 """A round of LoRA over a large base in bf16: what travels, and what a server and two workers hold on one machine.
 
-python benchmarks/large_adapter.py [--small] [--rule fedavg|flora|fedex] [--rounds 2] [--json OUT]
+python benchmarks/large_adapter.py [--small] [--rule fedavg|flora|fedex] [--rounds 2] [--steps 1]
+    [--quantize nf4|int8] [--json OUT]
 
 The base has the shape of a Llama of 1.1 billion parameters and random weights; it is written to a temporary folder.
 Memory is the ranks' proportional set size, in which a page that several processes share counts once.
@@ -34,14 +35,14 @@ WORDS = "rain sun wind cloud snow storm river field tree stone bird north south 
 CONFIG = """
 task:
   name: causal_lm
-  model: {{path: {base}, adapter: {{r: 8, base: saved}}}}
+  model: {{path: {base}, adapter: {{r: 8, base: saved}}, quantize: {quantize}}}
   data: {{source: {rows}, columns: {{text: text}}, clients: {{by: who}}, splits: {{dev: 0, test: 0.2}}}}
   rows_are: text
   max_length: 32
   generate: {{max_new_tokens: 1}}
 algorithm: {{name: {rule}}}
 rounds: {rounds}
-client: {{optimizer: adamw, lr: 1.0e-3, batch_size: 1, steps: 1}}
+client: {{optimizer: adamw, lr: 1.0e-3, batch_size: 1, steps: {steps}}}
 eval: {{every: 0}}
 checkpoint: {{every: {rounds}}}
 run: {{name: large, dir: {run}, export: none}}
@@ -121,6 +122,8 @@ def watch(command: list[str], run: Path) -> dict[str, Any]:
         "up": [record["bytes_up"] for record in rounds],
         "down": [record["bytes_down"] for record in rounds],
         "round_seconds": [sum(record["seconds"].values()) for record in rounds],
+        "loss": [record["loss"] for record in rounds],
+        "test": json.loads((run / "results.json").read_text())["averages"],
     }
 
 
@@ -130,13 +133,17 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--small", action="store_true", help="a base of a few layers, to see that it works")
     parser.add_argument("--rule", default="fedavg", help="algorithm.name")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=1, help="of each client in a round")
+    parser.add_argument("--quantize", choices=("nf4", "int8"), help="task.model.quantize.kind; default: bf16")
     args = parser.parse_args(arguments)
     with TemporaryDirectory() as folder:
         base, rows, run = (Path(folder) / name for name in ("base", "rows.jsonl", "run"))
         make_rows(rows)
         numbers = make_base(base, SMALL if args.small else LARGE)
         config = Path(folder) / "large.yaml"
-        config.write_text(CONFIG.format(base=base, rows=rows, run=run, rule=args.rule, rounds=args.rounds))
+        quantize = "null" if args.quantize is None else f"{{kind: {args.quantize}}}"
+        keys = {"rule": args.rule, "rounds": args.rounds, "steps": args.steps, "quantize": quantize}
+        config.write_text(CONFIG.format(base=base, rows=rows, run=run, **keys))
         job = ["torch.distributed.run", "--nproc_per_node=3", "-m", "fedtorch.main", "--config", str(config)]
         found = {"parameters": numbers, "base_bytes": (base / "model.safetensors").stat().st_size,
                  **watch([sys.executable, "-m", *job], run)}  # fmt: skip
@@ -146,6 +153,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     print(f"of which no file is behind, by rank: {megabytes['private_bytes']} MB")
     print(f"a round: {megabytes['up']} MB up, {megabytes['down']} MB down, of both clients together")
     print(f"seconds: {found['seconds']:.0f} in all, {[round(each) for each in found['round_seconds']]} by round")
+    print(f"loss of training by round: {found['loss']}")
+    scores = {name: (mean["micro"], mean["count"]) for name, mean in found["test"].items()}
+    print(f"test, with numbers of rows: {scores}")
     write_figures(args.json, found)
     return found
 

@@ -23,6 +23,7 @@ from fedtorch.metrics.generation import LIBRARIES
 
 ROOT = Path(__file__).parents[1]
 OPTIONAL = {
+    "bitsandbytes": "bitsandbytes",
     "trl": "trl",
     "bm25s": "bm25s",
     "cryptography": "cryptography",

@@ -22,13 +22,15 @@ from fedtorch.core.errors import ConfigError, FedtorchError
 from fedtorch.core.shown import shortened
 from fedtorch.models.adapters.lora import add_adapter, kept_path
 from fedtorch.models.adapters.mapped import map_base
-from fedtorch.models.adapters.settings import Adapter
+from fedtorch.models.adapters.quantized import quantize_in_place
+from fedtorch.models.adapters.quantized_reading import forget_wish, reading_quantized
+from fedtorch.models.adapters.settings import Adapter, Quantize, check_quantize
 from fedtorch.models.pretrained import fit_vocabulary
 from fedtorch.text.model_files import load_from
 from fedtorch.text.pretrained import first_line, located
 
 Head = Literal["SequenceClassification", "TokenClassification", "Seq2SeqLM", "CausalLM"]
-PATH, RANDOM, ALLOW_CODE, ADAPTER = "path", "random", "allow_code", "adapter"
+PATH, RANDOM, ALLOW_CODE, ADAPTER, QUANTIZE = "path", "random", "allow_code", "adapter", "quantize"
 NEW_HEADS: tuple[Head, ...] = ("SequenceClassification", "TokenClassification")
 """Heads that a pretrained model need not have: they are drawn from the run's seed."""
 
@@ -40,7 +42,7 @@ log = logging.getLogger(__name__)
 class AnyModel:
     """The key `task.model`: `{path: FOLDER_OR_NAME}`, or `{random: gpt2, n_layer: 4, ...}`."""
 
-    one_of: ClassVar[OneOf] = OneOf((PATH, RANDOM), kept=(ALLOW_CODE, ADAPTER))
+    one_of: ClassVar[OneOf] = OneOf((PATH, RANDOM), kept=(ALLOW_CODE, ADAPTER, QUANTIZE))
 
     path: str | None = None
     """a folder written by `save_pretrained`, a name of the hub (`org/name`, `hub:NAME`), or `package:…`"""
@@ -52,6 +54,11 @@ class AnyModel:
     """fields of that configuration that are not as by default; of a pretrained model too (dropout rates, say)"""
     adapter: Adapter | None = None
     """what is added to the model and trained in its place"""
+    quantize: Quantize | None = None
+    """how the weights that an adapter leaves as they are are kept, as `{kind: nf4}`; null: as `adapter.base` says"""
+
+    def __post_init__(self) -> None:
+        check_quantize(self.quantize, self.adapter)
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> AnyModel:
@@ -60,7 +67,8 @@ class AnyModel:
         Raises:
             ConfigError: neither or both of `path` and `random`, a kind that does not exist, or a field it lacks.
         """
-        options = {key: value for key, value in keys.items() if key not in (PATH, RANDOM, ALLOW_CODE, ADAPTER)}
+        own = (PATH, RANDOM, ALLOW_CODE, ADAPTER, QUANTIZE)
+        options = {key: value for key, value in keys.items() if key not in own}
         given = [key for key in (PATH, RANDOM) if keys.get(key)]
         if len(given) != 1:
             raise ConfigError(
@@ -73,7 +81,8 @@ class AnyModel:
         if not isinstance(keys.get(ALLOW_CODE, False), bool):
             raise ConfigError(f"task.model.allow_code is {keys[ALLOW_CODE]!r} but should be true or false")
         adapter = Adapter.of(keys[ADAPTER]) if keys.get(ADAPTER) is not None else None
-        model = cls(keys.get(PATH), keys.get(RANDOM), keys.get(ALLOW_CODE, False), options, adapter)
+        quantize = Quantize.of(keys[QUANTIZE]) if keys.get(QUANTIZE) is not None else None
+        model = cls(keys.get(PATH), keys.get(RANDOM), keys.get(ALLOW_CODE, False), options, adapter, quantize)
         model._check_options()
         return model
 
@@ -108,6 +117,8 @@ class AnyModel:
         built: nn.Module = model if self._keeps_dtype else model.float()
         if self.adapter is not None:
             base = kept_path(self.path) if self.path else None
+            if self.quantize is not None:
+                quantize_in_place(built, self.quantize, self.adapter)
             add_adapter(built, self.adapter, seed, heads=_new_heads(built, head, drawn), base=base)
         return built
 
@@ -139,25 +150,7 @@ class AnyModel:
         """The model, and the names of the tensors that were drawn."""
         assert self.path is not None
         place = located(self.path, key="task.model.path")
-        try:
-            model, info = load_from(
-                loader,
-                place,
-                allows_code=self.allow_code,
-                advice="read it, and set task.model.allow_code to true if you trust it",
-                dtype="auto" if self._keeps_dtype else torch.float32,
-                output_loading_info=True,
-                ignore_mismatched_sizes=head in NEW_HEADS,
-                **self.options,
-                **settings,
-            )
-        except FedtorchError as error:
-            raise ConfigError(f"task.model.path is {self.path!r}: {error}") from error
-        except Exception as error:
-            raise ConfigError(
-                f"task.model.path is {self.path!r}, from which {loader.__name__} makes nothing ({first_line(error)}); "
-                "give the folder of a model with this head that save_pretrained wrote (with model.safetensors)"
-            ) from error
+        model, info = self._read(loader, head, place, settings)
         drawn = sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])})
         prefix = f"{model.base_model_prefix}."
         allowed = head in NEW_HEADS  # and the layer below it, which a model trained to fill masks has not either
@@ -172,6 +165,32 @@ class AnyModel:
             self._map_base(model, place, len(tokenizer))
         fit_vocabulary(model, len(tokenizer))
         return model, drawn
+
+    def _read(self, loader: Any, head: Head, place: str, settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+        """The model in `place`, its weights quantised as they are read if they are to be, and what its files lack."""
+        try:
+            with reading_quantized(self.quantize, self.adapter) as quantizing:
+                model, info = load_from(
+                    loader,
+                    place,
+                    allows_code=self.allow_code,
+                    advice="read it, and set task.model.allow_code to true if you trust it",
+                    dtype="auto" if self._keeps_dtype else torch.float32,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=head in NEW_HEADS,
+                    **quantizing,
+                    **self.options,
+                    **settings,
+                )
+                forget_wish(model)
+        except FedtorchError as error:
+            raise ConfigError(f"task.model.path is {self.path!r}: {error}") from error
+        except Exception as error:
+            raise ConfigError(
+                f"task.model.path is {self.path!r}, from which {loader.__name__} makes nothing ({first_line(error)}); "
+                "give the folder of a model with this head that save_pretrained wrote (with model.safetensors)"
+            ) from error
+        return model, info
 
     def _map_base(self, model: Any, place: str, tokens: int) -> None:
         """The base in the memory of its files; it has an embedding for every token."""

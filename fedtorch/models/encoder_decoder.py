@@ -17,7 +17,7 @@ from transformers import (
 from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.adapters.lora import with_adapter
 from fedtorch.models.adapters.precision import dtype_of
-from fedtorch.models.adapters.settings import Adapter
+from fedtorch.models.adapters.settings import Adapter, Quantize, check_quantize
 from fedtorch.models.pretrained import fit_vocabulary, load_config, load_pretrained
 from fedtorch.models.t5 import RANDOM as T5_RANDOM
 from fedtorch.models.t5 import T5Model
@@ -49,8 +49,11 @@ class EncoderDecoder:
     """of t5-random: weights as T5 draws them, or with a bias towards copying (`models.t5.favour_copying`)"""
     adapter: Adapter | None = None
     """what is added to the model and trained in its place"""
+    quantize: Quantize | None = None
+    """how the weights that an adapter leaves as they are are kept, as `{kind: nf4}`; null: as `adapter.base` says"""
 
     def __post_init__(self) -> None:
+        check_quantize(self.quantize, self.adapter)
         if self.init == "copying" and self.name != T5_RANDOM:
             raise ValueError(f"task.model.init is copying but task.model.name is {self.name}; only t5-random has it")
 
@@ -64,8 +67,8 @@ class EncoderDecoder:
             return self._t5().build(seed, tokenizer)
         torch.manual_seed(seed)
         if self.name == BART_RANDOM:
-            return with_adapter(self._bart(tokenizer), self.adapter, seed, None)
-        return with_adapter(self._load(tokenizer), self.adapter, seed, self.name)
+            return with_adapter(self._bart(tokenizer), self.adapter, seed, None, self.quantize)
+        return with_adapter(self._load(tokenizer), self.adapter, seed, self.name, self.quantize)
 
     def _t5(self) -> T5Model:
         return T5Model(
@@ -77,6 +80,7 @@ class EncoderDecoder:
             dropout=0.1 if self.dropout is None else self.dropout,
             init="copying" if self.init == "copying" else "t5",
             adapter=self.adapter,
+            quantize=self.quantize,
         )
 
     def _bart(self, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
@@ -112,6 +116,8 @@ class EncoderDecoder:
             key="task.model.name",
             instead=instead,
             dtype=dtype_of(self.adapter),
+            quantize=self.quantize,
+            adapter=self.adapter,
             config=config,
         )
         fit_vocabulary(model, len(tokenizer))

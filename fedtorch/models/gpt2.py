@@ -12,7 +12,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.adapters.lora import with_adapter
 from fedtorch.models.adapters.precision import dtype_of
-from fedtorch.models.adapters.settings import Adapter
+from fedtorch.models.adapters.settings import Adapter, Quantize, check_quantize
 from fedtorch.models.pretrained import fit_vocabulary, load_pretrained
 
 RANDOM = "gpt2-random"
@@ -37,8 +37,11 @@ class GPT2Model:
     """dropout rate, 0.1 in GPT-2"""
     adapter: Adapter | None = None
     """what is added to the model and trained in its place"""
+    quantize: Quantize | None = None
+    """how the weights that an adapter leaves as they are are kept, as `{kind: nf4}`; null: as `adapter.base` says"""
 
     def __post_init__(self) -> None:
+        check_quantize(self.quantize, self.adapter)
         if self.width % self.heads:
             raise ConfigError(
                 f"task.model.width is {self.width} but task.model.heads is {self.heads}; choose a width that is a "
@@ -53,14 +56,14 @@ class GPT2Model:
         """
         if self.name == RANDOM:
             torch.manual_seed(seed)
-            return with_adapter(GPT2LMHeadModel(self._config(tokenizer)), self.adapter, seed, None)
+            return with_adapter(GPT2LMHeadModel(self._config(tokenizer)), self.adapter, seed, None, self.quantize)
         rates: dict[str, Any] = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), self.dropout)
-        dtype = dtype_of(self.adapter)
+        base: dict[str, Any] = {"dtype": dtype_of(self.adapter), "quantize": self.quantize, "adapter": self.adapter}
         model, _ = load_pretrained(
-            "GPT-2", GPT2LMHeadModel, self.name, key="task.model.name", instead=RANDOM, dtype=dtype, **rates
+            "GPT-2", GPT2LMHeadModel, self.name, key="task.model.name", instead=RANDOM, **base, **rates
         )
         fit_vocabulary(model, len(tokenizer))
-        return with_adapter(model, self.adapter, seed, self.name)
+        return with_adapter(model, self.adapter, seed, self.name, self.quantize)
 
     def _config(self, tokenizer: PreTrainedTokenizerBase) -> GPT2Config:
         return GPT2Config(

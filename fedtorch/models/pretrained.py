@@ -15,6 +15,8 @@ from transformers.utils import logging as hf_logging
 
 from fedtorch.core.errors import ConfigError, FedtorchError
 from fedtorch.models import networks
+from fedtorch.models.adapters.quantized_reading import forget_wish, reading_quantized
+from fedtorch.models.adapters.settings import Adapter, Quantize
 from fedtorch.text.model_files import load_from
 from fedtorch.text.pretrained import first_line, located
 
@@ -41,6 +43,8 @@ def load_pretrained(
     instead: str,
     may_lack: tuple[str, ...] = (),
     dtype: torch.dtype | Literal["auto"] = torch.float32,
+    quantize: Quantize | None = None,
+    adapter: Adapter | None = None,
     **options: Any,
 ) -> tuple[Any, list[str]]:
     """(the model in fp32, names of the tensors that it lacked and that were drawn at random).
@@ -55,6 +59,7 @@ def load_pretrained(
         may_lack: beginnings of names of tensors that may be absent. transformers draws absent ones and says so in a
             log only.
         dtype: of the weights; auto: that of the files.
+        quantize, adapter: weights that the adapter leaves as they are are quantised as they are read.
 
     Raises:
         ConfigError: nothing usable under that name, or a tensor is absent.
@@ -62,7 +67,9 @@ def load_pretrained(
     place = located(name, key=key)
     hf_logging.disable_progress_bar()  # its bar would run into ours
     try:
-        model, info = load_from(loader, place, dtype=dtype, output_loading_info=True, **options)
+        with reading_quantized(quantize, adapter) as quantizing:
+            model, info = load_from(loader, place, dtype=dtype, output_loading_info=True, **quantizing, **options)
+            forget_wish(model)
     except FedtorchError:
         raise
     except (OSError, ValueError, RuntimeError) as error:

@@ -15,7 +15,8 @@ from fedtorch.core.errors import ConfigError, FedtorchError
 from fedtorch.core.model_folder import SIDES, config_file, has_sides
 from fedtorch.models import networks
 from fedtorch.models.adapters.lora import add_adapter
-from fedtorch.models.adapters.saved import base_folder, is_adapter
+from fedtorch.models.adapters.quantized_reading import forget_wish, reading_quantized
+from fedtorch.models.adapters.saved import base_folder, is_adapter, quantize_of
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.text.model_files import check_folder, load_from
 from fedtorch.text.pretrained import first_line
@@ -64,8 +65,11 @@ def load_model(folder: Path) -> Any:
     try:
         if is_adapter(folder):
             options = {"config": load_from(AutoConfig, config_file(folder)), "ignore_mismatched_sizes": True}
-            model = load_from(kind, base_folder(folder), dtype=torch.float32, **options)
-            add_adapter(model, Adapter(path=str(folder)), seed=0)
+            adapter, quantize = Adapter(path=str(folder)), quantize_of(folder)
+            with reading_quantized(quantize, adapter) as quantizing:
+                model = load_from(kind, base_folder(folder), dtype=torch.float32, **options, **quantizing)
+                forget_wish(model)
+            add_adapter(model, adapter, seed=0)
             return model.eval()
         return load_from(kind, folder, dtype=torch.float32).eval()
     finally:

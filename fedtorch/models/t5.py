@@ -15,7 +15,7 @@ from fedtorch.core.ranges import BelowOne, Count, Layers
 from fedtorch.models.adapters.lora import has_adapter, with_adapter
 from fedtorch.models.adapters.precision import dtype_of
 from fedtorch.models.adapters.saved import save_adapted
-from fedtorch.models.adapters.settings import Adapter
+from fedtorch.models.adapters.settings import Adapter, Quantize, check_quantize
 from fedtorch.models.padding import by_length, pad
 from fedtorch.models.pretrained import fit_vocabulary, load_pretrained, save_model, save_tokenizer
 
@@ -53,6 +53,11 @@ class T5Model:
     """random weights as T5 draws them, or with a bias towards copying: see `favour_copying`"""
     adapter: Adapter | None = None
     """what is added to the model and trained in its place"""
+    quantize: Quantize | None = None
+    """how the weights that an adapter leaves as they are are kept, as `{kind: nf4}`; null: as `adapter.base` says"""
+
+    def __post_init__(self) -> None:
+        check_quantize(self.quantize, self.adapter)
 
     def build(self, seed: int, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
         """The model in fp32 (a base as `adapter` says), its embedding as large as the tokenizer.
@@ -62,7 +67,8 @@ class T5Model:
         """
         torch.manual_seed(seed)
         model = self._random(tokenizer) if self.name == RANDOM else self._load(tokenizer)
-        return with_adapter(model, self.adapter, seed, None if self.name == RANDOM else self.name)
+        source = None if self.name == RANDOM else self.name
+        return with_adapter(model, self.adapter, seed, source, self.quantize)
 
     def _random(self, tokenizer: PreTrainedTokenizerBase) -> nn.Module:
         config = T5Config(
@@ -94,6 +100,8 @@ class T5Model:
             key="task.model.name",
             instead=RANDOM,
             dtype=dtype_of(self.adapter),
+            quantize=self.quantize,
+            adapter=self.adapter,
             dropout_rate=self.dropout,
         )
         fit_vocabulary(model, len(tokenizer))

@@ -18,7 +18,15 @@ from fedtorch.rounds.placement import costs
 from fedtorch.rounds.residence import memory_bytes, why_on_host
 from fedtorch.rounds.save_schedule import SaveSchedule
 from fedtorch.setup.build import BuiltRun
-from fedtorch.train.memory import Size, deepspeeds_own, known_sizes, optimizer_numbers, states
+from fedtorch.train.memory import (
+    Size,
+    base_bytes,
+    deepspeeds_own,
+    known_sizes,
+    optimizer_numbers,
+    packed_bytes,
+    states,
+)
 from fedtorch.train.precision import DTYPES
 
 _MOST_SHOWN = 20
@@ -142,13 +150,16 @@ def _memory(built: BuiltRun) -> str:
     )  # sums, and what they come to
     server = numbers * (8 + 2 * width)
     rows = [("weights", model), ("gradients and optimiser", training)]
+    if engine.fixed:
+        base, packed = base_bytes(engine.module, engine.fixed), packed_bytes(engine.module)
+        rows.insert(0, ("base" if not packed else f"base (of which {packed / 2**20:,.0f} MiB in few bits)", base))
     if (precision := config.engine.precision) in DTYPES:  # autocast's copies, until the backward pass
         rows.append((f"weights in {precision}", 2 * Size.of(engine.module).numbers))
     rows += [("updates", exchange), ("server only", server)]
     if config.engine.kind != "torch":  # the present weights, gradients and optimiser are in its own table
         rows = [("initial weights", total * width), ("updates", exchange), ("server only", server)]
     text = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in rows)
-    whole = 4 * Size.of(engine.module).numbers / 2**20
+    whole = sum(parameter.nbytes for parameter in engine.module.parameters()) / 2**20
     lines = [
         f"memory per rank, without activations and libraries: {text}",
         f"while the model is built: {whole:,.0f} MiB of the host's memory for each rank of a machine",

@@ -68,11 +68,13 @@ def _adapter(run: Run) -> dict[str, Any]:
 
 
 def _rule(run: Run) -> str:
-    """The algorithm, and what of the factors is private or frozen, or that a square between them is trained."""
+    """The algorithm, what of the factors is private or frozen or a square, and how a quantised base is kept."""
     added = _adapter(run).get("kind", "lora")
     parts = [f"{kind} {', '.join(patterns)}" for kind in ("private", "frozen")
              if (patterns := run.setting(f"partition.{kind}"))]  # fmt: skip
     parts += [f"kind {added}"] if added != "lora" else []
+    if isinstance(quantize := run.setting("task.model.quantize"), dict):
+        parts.append(f"base in {quantize.get('kind', 'nf4')}")
     return "; ".join([str(run.setting("algorithm.name") or "fedavg"), *parts])
 
 

@@ -83,7 +83,7 @@ def check_room(module: nn.Module, device: torch.device) -> None:
         ConfigError: the same, with what is free.
     """
     free, total = devices.free_bytes(device)
-    need = sum(parameter.numel() * 4 for parameter in module.parameters())
+    need = sum(parameter.nbytes for parameter in module.parameters())
     if total and need > free:
         gib = [f"{size / 2**30:.1f}" for size in (free, total, need)]
         raise ConfigError(

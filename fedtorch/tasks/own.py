@@ -185,7 +185,7 @@ class OwnTask(InFolder):
 
     def usage_merged(self) -> Mapping[str, str]:
         """Lines that load the model without an adapter."""
-        return usage(self.head, replace(self.source_model, adapter=None))
+        return usage(self.head, replace(self.source_model, adapter=None, quantize=None))
 
     def record(self) -> dict[str, Any]:
         """How the data were made, and which client has how many rows of which label."""

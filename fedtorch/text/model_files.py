@@ -33,6 +33,8 @@ def load_from(
     """
     check_folder(Path(folder), allows_code=allows_code, advice=advice)
     is_model = loader not in (AutoConfig, AutoTokenizer) and not issubclass(loader, PreTrainedTokenizerBase)
+    if is_model:
+        refuse_quantized(Path(folder))
     weights = {"use_safetensors": True} if is_model else {}  # a tokenizer would keep the word in its own files
     safe = {"local_files_only": True, "trust_remote_code": allows_code}
     return loader.from_pretrained(str(folder), **safe, **weights, **given)
@@ -57,6 +59,23 @@ def check_folder(folder: Path, *, allows_code: bool = False, advice: str = _NO_C
             raise ConfigError(f"{shown_path(folder / name)} has an auto_map, by which {code} would be run; {advice}")
     for index in folder.glob(_INDEX):
         _check_index(index)
+
+
+def refuse_quantized(folder: Path) -> None:
+    """Refuse a model whose files hold weights that a library has quantised: what is trained and sent are numbers.
+
+    Raises:
+        ConfigError: `config.json` says that they are.
+    """
+    found = _parsed(folder / CONFIG)
+    how = found.get("quantization_config") if isinstance(found, dict) else None
+    if how:
+        method = how.get("quant_method") if isinstance(how, dict) else None
+        raise ConfigError(
+            f"{shown_path(folder / CONFIG)} has a quantization_config ({shown_path(str(method))}): its weights are "
+            "quantised already, which fedtorch does not read; give the folder of the model in fp32, fp16 or bf16, and "
+            "set task.model.quantize if it is to be kept in few bits"
+        )
 
 
 def _parsed(file: Path) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -42,6 +42,16 @@ class Size:
         numbers = sum(p.numel() for p in module.parameters())
         blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(module)]
         return cls(numbers, largest, max(blocks, default=0), numbers - sum(blocks))
+
+
+def base_bytes(module: nn.Module, fixed: Collection[str]) -> int:
+    """Bytes of the parameters that came with `requires_grad` False, each in its own number format."""
+    return sum(module.get_parameter(name).nbytes for name in fixed)
+
+
+def packed_bytes(module: nn.Module) -> int:
+    """Bytes of weights in few bits (`task.model.quantize`), without their scales: the only ones of whole numbers."""
+    return sum(parameter.nbytes for parameter in module.parameters() if not parameter.is_floating_point())
 
 
 @dataclass(frozen=True)

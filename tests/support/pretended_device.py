@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.utils.backend_registration as registration
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+
+from fedtorch.models.adapters.quantized import load_library
 
 NAME = "pretended"
 _CPU = torch.device("cpu")
@@ -148,6 +151,11 @@ def install() -> torch.device:
         ("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward),
     ):
         few.impl(op, partial(_run_as, kernel), "PrivateUse1")
+    if find_spec("bitsandbytes") is not None:  # which has kernels for GPUs
+        load_library()
+        packed = torch.library.Library("bitsandbytes", "IMPL")
+        packed.impl("dequantize_4bit", partial(_run_as, torch.ops.bitsandbytes.dequantize_4bit.default), "PrivateUse1")
+        _libraries.append(packed)
     # tensors made in inference mode could not be given their numbers
     torch.inference_mode.__enter__ = _enter_inference  # type: ignore[method-assign]
     torch.inference_mode.__exit__ = _exit_inference  # type: ignore[method-assign,assignment]

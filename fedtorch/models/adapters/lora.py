@@ -12,6 +12,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from fedtorch.core.weights import unshared
 from fedtorch.models.adapters.added import NAME, delta_of, put_together, scale_of, set_added
 from fedtorch.models.adapters.mapped import map_base
 from fedtorch.models.adapters.precision import pass_gradients_quickly, score_in_fp32, train_in_fp32
-from fedtorch.models.adapters.settings import KEY, Adapter
+from fedtorch.models.adapters.quantized import QuantizedLinear, load_library, plain_layer, quantize_in_place
+from fedtorch.models.adapters.settings import KEY, Adapter, Quantize
 from fedtorch.models.adapters.square import made_plain, make_square
 from fedtorch.text.model_files import check_folder, load_from
 from fedtorch.text.pretrained import HUB, PACKAGE, located
@@ -63,11 +65,13 @@ def add_adapter(model: Any, adapter: Adapter, seed: int, *, heads: Sequence[str]
             quantised, or `adapter.path` holds no adapter that fits.
     """
     require(KEY, "peft", extra="adapters")
+    if find_spec("bitsandbytes") is not None:
+        load_library()
     from peft import inject_adapter_in_model
 
     if getattr(model.config, "quantization_config", None) is not None:
-        raise ConfigError(f"{KEY} is set but the model's weights are quantised, to which nothing can be added exactly; "
-                          "give a model in fp32, fp16 or bf16")  # fmt: skip
+        raise ConfigError(f"{KEY} is set but the model's weights are quantised by another library; give a model in "
+                          "fp32, fp16 or bf16, and task.model.quantize if it is to be kept in few bits")  # fmt: skip
     config = _read(adapter) if adapter.path else _config(model, adapter, heads)
     config.base_model_name_or_path = base
     torch.manual_seed(seed_for(seed, "adapter"))
@@ -88,8 +92,12 @@ def add_adapter(model: Any, adapter: Adapter, seed: int, *, heads: Sequence[str]
         _load(model, Path(adapter.path))
 
 
-def with_adapter(model: Any, adapter: Adapter | None, seed: int, source: str | None) -> Any:
+def with_adapter(
+    model: Any, adapter: Adapter | None, seed: int, source: str | None, quantize: Quantize | None = None
+) -> Any:
     """The model with an adapter, if there is to be one. source: the folder or name of the base; None: random weights.
+
+    quantize: how the base's weights are kept; those that were read so stay.
 
     Raises:
         ConfigError: as `add_adapter`; or the model has more embeddings than its source, which are in no adapter.
@@ -103,6 +111,8 @@ def with_adapter(model: Any, adapter: Adapter | None, seed: int, source: str | N
                               "ones would be no part of the adapter; enlarge the base and save it first")  # fmt: skip
         if source is not None:
             map_base(model, Path(located(source)))
+        if quantize is not None:
+            quantize_in_place(model, quantize, adapter)
         add_adapter(model, adapter, seed, base=base)
         score_in_fp32(model)
     return model
@@ -183,7 +193,8 @@ def _kind(model: Any) -> dict[str, Any]:
 def merged(model: Any) -> Iterator[None]:
     """Inside the block the model is a plain one: W + s·B·A in place of every layer, saved modules in place of old ones.
 
-    New matrices are made in fp32 and rounded once to the base's dtype; the base is not changed.
+    New matrices are made in fp32 and rounded once to the base's dtype; the base is not changed. One that is quantised
+    is dequantised, all of it, in fp32.
     """
     with _replaced(model, _summed):
         yield
@@ -191,7 +202,7 @@ def merged(model: Any) -> Iterator[None]:
 
 @contextmanager
 def removed(model: Any) -> Iterator[None]:
-    """Inside the block the model is its base."""
+    """Inside the block the model is its base, dequantised if it is quantised."""
     with _replaced(model, _base_of):
         yield
 
@@ -199,12 +210,14 @@ def removed(model: Any) -> Iterator[None]:
 @contextmanager
 def _replaced(model: nn.Module, plain: Callable[[Any], nn.Module | None]) -> Iterator[None]:
     held: list[tuple[nn.Module, str, nn.Module]] = []
+    gone = "."  # the beginning of what is within the module that was replaced last
     try:
         for name, module in list(model.named_modules()):
-            if (other := plain(module)) is not None:
+            if not name.startswith(gone) and (other := plain(module)) is not None:
                 parent, _, child = name.rpartition(".")
                 held.append((model.get_submodule(parent), child, module))
                 setattr(*held[-1][:2], other)
+                gone = f"{name}."
         yield
     finally:
         for place, child, module in held:
@@ -217,6 +230,8 @@ def _base_of(module: Any) -> nn.Module | None:
         original: nn.Module = module.original_module
         return original
     base: nn.Module | None = module.base_layer if hasattr(module, "lora_A") else None
+    if isinstance(few := module if base is None else base, QuantizedLinear):
+        return plain_layer(few)
     return base
 
 
@@ -226,9 +241,13 @@ def _summed(module: Any) -> nn.Module | None:
     if hasattr(module, "modules_to_save"):
         saved: nn.Module = module.modules_to_save[NAME]
         return saved
+    if isinstance(module, QuantizedLinear):
+        return plain_layer(module)
     if not hasattr(module, "lora_A"):
         return None
     base = module.base_layer
+    if isinstance(base, QuantizedLinear):
+        return plain_layer(base, delta_of(module))
     copied = base.__class__.__new__(base.__class__)
     copied.__dict__ = {**base.__dict__, "_parameters": dict(base._parameters)}
     weight = base.weight.float() + delta_of(module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,30 @@ from fedtorch.core.files import hash_file, replace_file
 from fedtorch.core.model_folder import ADAPTED, config_file
 from fedtorch.core.regular_file import check_regular
 from fedtorch.models.adapters.lora import CONFIG, NAME, config_text, removed, save_adapter
+from fedtorch.models.adapters.quantized import quantization_of
+from fedtorch.models.adapters.settings import Quantize
 from fedtorch.models.pretrained import save_model
 from fedtorch.text.pretrained import HUB, located
 
 BASE = "base"
 """Folder of the base, below that of an adapter, where it came from no folder."""
+QUANTIZED = "fedtorch_quantize"
+"""In the configuration of a model with its adapter: how the base was kept, as in `task.model.quantize`."""
 
 
 def save_adapted(model: Any, folder: Path) -> None:
     """Write the adapter into `folder`, and the configuration of the model with it; a base of random weights below it.
 
-    Such a base is named by where it is now: see `tell_place`.
+    Such a base is named by where it is now: see `tell_place`. A quantised one is written dequantised, in fp32; who
+    quantises it again has the same bits.
     """
     is_alone = model.peft_config[NAME].base_model_name_or_path is not None
     save_adapter(model, folder, base=None if is_alone else str((folder / BASE).absolute()))
     model.config.architectures = [type(model).__name__]
     model.config.to_json_file(folder / ADAPTED)
+    if (quantize := quantization_of(model)) is not None:
+        told = json.loads((folder / ADAPTED).read_bytes())
+        replace_file(folder / ADAPTED, config_text({**told, QUANTIZED: asdict(quantize)}))
     if not is_alone:
         with removed(model):
             save_model(model, folder / BASE)
@@ -107,11 +116,19 @@ def saved_keys(folder: Path, source: str | None = None) -> dict[str, Any]:
         narrow = json.loads(config_file(folder).read_bytes()).get("dtype") in ("bfloat16", "float16")
         base, named = base_of(folder), source or ""
         is_of_hub = named.removeprefix(HUB) == base and not Path(base).is_absolute()
+        quantize = quantize_of(folder)
         return {
             "path": named if is_of_hub else base_folder(folder),
             "adapter": {"path": str(folder), "base": "saved" if narrow else "fp32"},
+            **({} if quantize is None else {"quantize": asdict(quantize)}),
         }
     return {"path": str(folder)}
+
+
+def quantize_of(folder: Path) -> Quantize | None:
+    """How the base of the adapter in `folder` was kept; None: not quantised."""
+    told = json.loads(config_file(folder).read_bytes()).get(QUANTIZED)
+    return None if told is None else Quantize.of(told)
 
 
 def base_digests(path: str) -> dict[str, str]:

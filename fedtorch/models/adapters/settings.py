@@ -1,17 +1,20 @@
-"""`task.model.adapter`: what is added to a model, to be trained in its place. Imports neither torch nor peft."""
+"""`task.model.adapter` and `quantize`: what is added to a model, to be trained in its place, and how the rest is kept.
+
+Imports neither torch nor peft.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import BelowOne, Count, Positive
 
-KEY = "task.model.adapter"
+KEY, QUANTIZE_KEY = "task.model.adapter", "task.model.quantize"
 
 
 @dataclass(frozen=True)
@@ -65,17 +68,55 @@ class Adapter:
         Raises:
             ConfigError: an unknown key, or a value that does not fit.
         """
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{KEY} is {value!r} but should be a mapping, such as {{kind: lora, r: 8}}")
-        known = [field.name for field in fields(cls)]
-        if unknown := [name for name in value if name not in known]:
-            raise ConfigError(f"unknown key {KEY}.{unknown[0]}; there are {', '.join(known)}")
-        values = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
-        try:
-            return TypeAdapter(cls).validate_python(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            if not first["loc"]:  # of `__post_init__`
-                raise first["ctx"]["error"] from None
-            name = str(first["loc"][0])
-            raise ConfigError(f"{KEY}.{name} is {value[name]!r}: {first['msg'].lower()}") from None
+        return _parsed(cls, value, KEY, "{kind: lora, r: 8}")
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """How the weights of a base that an adapter leaves as it is are kept in few bits, made whole when they are used."""
+
+    kind: Literal["nf4", "int8"] = "nf4"
+    """nf4: four bits, with a scale for 64 numbers (QLoRA, Dettmers et al. 2023); int8: eight, with a scale for every
+    output. Linear layers within the base alone: no embeddings, no heads."""
+
+    @classmethod
+    def of(cls, value: Any) -> Quantize:
+        """From what a config has there.
+
+        Raises:
+            ConfigError: an unknown key, or a value that does not fit.
+        """
+        return _parsed(cls, value, QUANTIZE_KEY, "{kind: nf4}")
+
+
+def check_quantize(quantize: Quantize | None, adapter: Adapter | None) -> None:
+    """Refuse a quantised model without an adapter: nothing of it could be trained.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    if quantize is not None and adapter is None:
+        raise ConfigError(
+            f"{QUANTIZE_KEY} is set ({quantize.kind}) but {KEY} is not: weights of few bits are not trained, so what "
+            "is trained must be added; set task.model.adapter: {kind: lora, r: 8}, or remove task.model.quantize"
+        )
+
+
+_Section = TypeVar("_Section", Adapter, Quantize)
+
+
+def _parsed(cls: type[_Section], value: Any, key: str, example: str) -> _Section:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is {value!r} but should be a mapping, such as {example}")
+    known = [field.name for field in fields(cls)]
+    if unknown := [name for name in value if name not in known]:
+        raise ConfigError(f"unknown key {key}.{unknown[0]}; there are {', '.join(known)}")
+    values = {name: tuple(item) if isinstance(item, list) else item for name, item in value.items()}
+    try:
+        return TypeAdapter(cls).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if not first["loc"]:  # of `__post_init__`
+            raise first["ctx"]["error"] from None
+        name = str(first["loc"][0])
+        raise ConfigError(f"{key}.{name} is {value[name]!r}: {first['msg'].lower()}") from None

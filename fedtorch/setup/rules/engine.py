@@ -133,6 +133,16 @@ def muon_has_whole_matrices(plan: Plan) -> None:
         )
 
 
+def a_quantized_base_has_the_plain_engine(config: Config, module: nn.Module) -> None:
+    """Refuse a base of few bits under DeepSpeed and FSDP, which split parameters of floating kinds."""
+    kind = config.engine.kind
+    if kind != "torch" and not all(parameter.is_floating_point() for parameter in module.parameters()):
+        raise ConfigError(
+            f"engine.kind is {kind} but task.model.quantize is set, whose packed weights are no numbers that could be "
+            "split; set engine.kind to torch, or remove task.model.quantize"
+        )
+
+
 def masters_are_fp32(config: Config, module: nn.Module) -> None:
     """Refuse parameters that are not fp32 under DeepSpeed, which would round them, and trained ones under FSDP."""
     kind = config.engine.kind
@@ -198,6 +208,7 @@ SUBJECT = Subject(
         muon_has_whole_matrices,
     ),
     of_module=(
+        a_quantized_base_has_the_plain_engine,
         masters_are_fp32,
         what_is_trained_has_rows,
         activations_can_be_computed_again,
