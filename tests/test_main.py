@@ -162,7 +162,7 @@ def test_dry_run_shows_placement_traffic_and_memory_and_writes_nothing(
     out = capsys.readouterr().out
     assert out.startswith("placement: 3 clients on 2 workers") and "MiB down" in out and "memory per rank" in out
     assert "checkpoints: by the server's clock, and at the end; a crash costs at most about 60 s of work" in out
-    assert len(out.splitlines()) == 12 and out.endswith("every key with its value: --dry-run=config\n")
+    assert len(out.splitlines()) == 14 and out.endswith("every key with its value: --dry-run=config\n")
     assert not (config.parent / "run").exists()
 
 
@@ -180,7 +180,7 @@ def test_a_dry_run_with_the_config_is_a_config_that_begins_with_the_same_lines(
 def test_ranks_without_clients_are_one_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(config, options=("--dry-run", "--ranks", "507")) == 0
     out = capsys.readouterr().out
-    assert "\n  rank 4-506   0.0%  (idle)\n" in out and len(out.splitlines()) == 14
+    assert "\n  rank 4-506   0.0%  (idle)\n" in out and len(out.splitlines()) == 16
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,11 @@ def test_nccl_that_cannot_be_had_is_refused_with_the_rank_and_its_reason() -> No
 def test_on_one_machine_what_crosses_the_hosts_memory_is_read_there(caplog: pytest.LogCaptureFixture) -> None:
     told = notes("x", "y")
     for machines, crosses, backend in (
-        ((7, 7), "privacy is kept", "gloo"),
-        ((7, 7), "", "nccl"),
-        ((7, 8), "privacy is kept", "nccl"),
-        ((0, 0), "privacy is kept", "nccl"),  # nobody knows
-        ((7, None), "privacy is kept", "nccl"),
+        (("7", "7"), "privacy is kept", "gloo"),
+        (("7", "7"), "", "nccl"),
+        (("7", "8"), "privacy is kept", "nccl"),
+        (("", ""), "privacy is kept", "nccl"),  # nobody knows
+        (("7", None), "privacy is kept", "nccl"),
     ):
         for rank, number in enumerate(machines):
             told[rank]["machine"] = number

@@ -18,7 +18,13 @@ from fedtorch.comm.transport.backend import choose
 from fedtorch.core.errors import FedtorchError, PreflightError
 
 BARRIER = {"phase": "train", "round": 1, "stop": False, "ok": True}
-FACTS = {"facts": {"seed": "1", "config": "abc"}, "gpu": "", "gpu_problem": "works on the CPU", "gpu_versions": {}}
+FACTS = {
+    "facts": {"seed": "1", "config": "abc"},
+    "gpu": "",
+    "gpu_problem": "works on the CPU",
+    "gpu_versions": {},
+    "machine": 0,
+}
 BEAT = {"phase": "train", "round": 1, "client": "", "step": 0, "count": 3, "left": "", "failed": False}
 ADDRESS = {"network": "one", "host": "a", "address": "10.0.0.1 (eth0)", "port": "7", "problem": "", "phase": "chosen"}
 VERDICTS = [

@@ -222,7 +222,8 @@ def whole_runs(folder: str, ports: list[int]) -> dict[str, Any]:
             used.clear()
             if ports:
                 os.environ["MASTER_PORT"] = str(ports[place])
-            results = run_config(path, Path(folder), f"run.name={name}{len(ports)}", *settings)
+            way = "system.backend=nccl" if ports else "system.backend=auto"  # which could be memory on one machine
+            results = run_config(path, Path(folder), f"run.name={name}{len(ports)}", way, *settings)
             found[name] = results["digest"]
             facts = json.loads((Path(folder) / "runs" / f"{name}{len(ports)}" / "env.json").read_text())
             assert facts.get("gpus") == ({str(rank): {"gpu": "pretended"} for rank in range(3)} if ports else None)

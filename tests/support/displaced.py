@@ -51,7 +51,7 @@ def displaced(skipped_bytes: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[D
 
     with monkeypatch.context() as patch:
         patch.setattr(weights, "aligned", undisturbed)
-        patch.setattr("fedtorch.train.engine.aligned", undisturbed)
+        patch.setattr("fedtorch.train.initial.aligned", undisturbed)
         read = client.load_file
         patch.setattr(client, "load_file", lambda path: {
             name: mode.moved(tensor) if tensor.ndim == 1 and tensor.is_floating_point() else tensor

@@ -265,6 +265,7 @@ class Source:
     random: str | None = None
     path: str | None = None
     adapter: Any = None
+    quantize: Any = None
 
 
 @pytest.mark.parametrize(

@@ -150,10 +150,10 @@ def test_models_that_do_not_offer_it_are_refused_and_a_server_that_only_serves_n
         tmp_path, Quadratic(clients={"a": (1.0, 0.0, 3)}), engine=EngineConfig(activation_checkpointing=True)
     )
     with pytest.raises(ConfigError, match="activation_checkpointing is true but the model of task .* does not offer"):
-        make_engine(config, lambda: nn.Linear(2, 2), CPU, hp=config.client, trains=True)
+        make_engine(config, lambda: nn.Linear(2, 2), CPU, hp=config.client, ranks=1)
 
     def again(trains: bool) -> bool:
-        made = make_engine(config, lambda: model_of("bert"), CPU, hp=config.client, trains=trains)
+        made = make_engine(config, lambda: model_of("bert"), CPU, hp=config.client, ranks=int(trains))
         return any(getattr(part, "gradient_checkpointing", False) for part in made.module.modules())
 
     assert again(True) and not again(False)

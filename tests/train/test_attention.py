@@ -96,7 +96,7 @@ def test_a_module_without_such_models_and_classes_without_the_choice_are_refused
 def test_the_engine_has_it_before_it_lays_out_the_model(tmp_path: Path) -> None:
     config = make_config(tmp_path, TASK, engine=EngineConfig(attention="eager"))
     for trains in (True, False):  # a server evaluates with the same kernel
-        made = make_engine(config, bert, CPU, hp=config.client, trains=trains)
+        made = make_engine(config, bert, CPU, hp=config.client, ranks=int(trains))
         assert made.module.config._attn_implementation == "eager"  # type: ignore[union-attr]
 
 

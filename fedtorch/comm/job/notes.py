@@ -25,6 +25,7 @@ _PREFLIGHT: Mapping[str, Field] = {
     "gpu": str,
     "gpu_problem": str,
     "gpu_versions": lambda value: isinstance(value, dict) and all(isinstance(text, str) for text in value.values()),
+    "machine": str,
 }
 _ADDRESS: Mapping[str, Field] = {
     "network": str,

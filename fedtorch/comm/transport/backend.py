@@ -45,9 +45,9 @@ class OwnGpu:
 
     def note(self) -> dict[str, Any]:
         """For the store."""
-        here = 0
+        here = ""  # unknown, or of no interest
         with suppress(OSError):
-            here = machine()
+            here = str(machine()) if self.name else ""
         return {"gpu": self.name, "gpu_problem": self.problem, "gpu_versions": dict(self.versions), "machine": here}
 
 

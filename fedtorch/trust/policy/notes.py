@@ -28,7 +28,7 @@ _HEARTBEAT = {"phase": str, "round": int, "client": str, "step": int, "count": i
 _PROCESS = {"machine": str, "pid": int, "started": str}
 _BARRIER = {"phase": str, "round": int, "then": str, "stop": bool, "ok": bool}
 _ADDRESS = ("network", "host", "address", "port", "problem", "phase")
-_FACTS = ("facts", "gpu", "gpu_problem", "gpu_versions", "nonce")
+_FACTS = ("facts", "gpu", "gpu_problem", "gpu_versions", "machine", "nonce")
 _REFUSAL = {"refuses": str, "code": int}
 
 
