@@ -28,7 +28,8 @@ from benchmarks.gpu_part import Setting, ended_as, last_lines
 from fedtorch.config.schema import ClientConfig
 from fedtorch.core.weights import Partition
 from fedtorch.models.adapters.lora import add_adapter
-from fedtorch.models.adapters.settings import Adapter
+from fedtorch.models.adapters.quantized import quantize_in_place
+from fedtorch.models.adapters.settings import Adapter, Quantize
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
 
@@ -42,7 +43,7 @@ LLAMA_7B = {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008
             "num_attention_heads": 32, "max_position_embeddings": 2048}  # fmt: skip
 LLAMA_SMALL = {**LLAMA_7B, "vocab_size": 200, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
                "num_attention_heads": 2}  # fmt: skip
-NEEDS_GB = {"0.8 B, all weights, bf16": 24.0, "7 B, LoRA, bf16": 24.0}
+NEEDS_GB = {"0.8 B, all weights, bf16": 24.0, "7 B, LoRA, bf16": 24.0, "7 B, LoRA beside nf4, bf16": 24.0}
 """Case -> free memory of the device that it needs, with a little to spare."""
 BERT_BASE = ("task.model.hidden=768", "task.model.layers=12", "task.model.heads=12", "task.model.ffn=3072",
              "task.model.positions=512")  # fmt: skip
@@ -71,7 +72,7 @@ def deepspeed(setting: Setting) -> None:
 
 
 def large(setting: Setting) -> None:
-    """0.8 B trained in full, and 7 B beside which LoRA is trained."""
+    """Train 0.8 B in full, and LoRA beside 7 B, in bf16 and in nf4."""
     _cases(setting, list(NEEDS_GB))
 
 
@@ -164,7 +165,7 @@ def _engine(name: str, device: torch.device, small: bool) -> tuple[Engine, int, 
         with device:
             module = _maker(GPT2_SMALL if small else GPT2_774M)()
     else:
-        module = _llama(LLAMA_SMALL if small else LLAMA_7B, device)
+        module = _llama(LLAMA_SMALL if small else LLAMA_7B, device, quantized="nf4" in name)
     return Engine(module, Partition(), device, precision="bf16"), 16 if small else 512, 4
 
 
@@ -176,8 +177,11 @@ def _maker(sizes: Mapping[str, int]) -> Callable[[], nn.Module]:
     return make
 
 
-def _llama(sizes: Mapping[str, int], device: torch.device) -> nn.Module:
-    """Made on the device in bf16, so that the host never holds it; factors of rank 8 beside queries and values."""
+def _llama(sizes: Mapping[str, int], device: torch.device, *, quantized: bool) -> nn.Module:
+    """Made on the device in bf16, so that the host never holds it; factors of rank 8 beside queries and values.
+
+    quantized: its linear layers are then kept in nf4, one after the other.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -186,7 +190,10 @@ def _llama(sizes: Mapping[str, int], device: torch.device) -> nn.Module:
             module = LlamaForCausalLM(LlamaConfig(**sizes))
     finally:
         torch.set_default_dtype(before)
-    add_adapter(module, Adapter(r=8, base="saved"), 0)
+    adapter = Adapter(r=8, base="saved")
+    if quantized:
+        quantize_in_place(module, Quantize("nf4"), adapter)
+    add_adapter(module, adapter, 0)
     return module
 
 
