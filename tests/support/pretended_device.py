@@ -19,8 +19,6 @@ import torch.utils.backend_registration as registration
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedtorch.models.adapters.quantized import load_library
-
 NAME = "pretended"
 _CPU = torch.device("cpu")
 _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -152,7 +150,8 @@ def install() -> torch.device:
     ):
         few.impl(op, partial(_run_as, kernel), "PrivateUse1")
     if find_spec("bitsandbytes") is not None:  # which has kernels for GPUs
-        load_library()
+        import bitsandbytes  # noqa: F401
+
         packed = torch.library.Library("bitsandbytes", "IMPL")
         packed.impl("dequantize_4bit", partial(_run_as, torch.ops.bitsandbytes.dequantize_4bit.default), "PrivateUse1")
         _libraries.append(packed)

@@ -12,7 +12,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from fedtorch.core.weights import unshared
 from fedtorch.models.adapters.added import NAME, delta_of, put_together, scale_of, set_added
 from fedtorch.models.adapters.mapped import map_base
 from fedtorch.models.adapters.precision import pass_gradients_quickly, score_in_fp32, train_in_fp32
-from fedtorch.models.adapters.quantized import QuantizedLinear, load_library, plain_layer, quantize_in_place
+from fedtorch.models.adapters.quantized import QuantizedLinear, plain_layer, quantize_in_place
 from fedtorch.models.adapters.settings import KEY, Adapter, Quantize
 from fedtorch.models.adapters.square import made_plain, make_square
 from fedtorch.text.model_files import check_folder, load_from
@@ -65,8 +64,6 @@ def add_adapter(model: Any, adapter: Adapter, seed: int, *, heads: Sequence[str]
             quantised, or `adapter.path` holds no adapter that fits.
     """
     require(KEY, "peft", extra="adapters")
-    if find_spec("bitsandbytes") is not None:
-        load_library()
     from peft import inject_adapter_in_model
 
     if getattr(model.config, "quantization_config", None) is not None:

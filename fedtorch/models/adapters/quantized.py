@@ -12,9 +12,6 @@ are where an adapter's base is: in no vector that travels, in no client's state 
 from __future__ import annotations
 
 import json
-import logging
-import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,28 +39,6 @@ class Form(NamedTuple):
     """(d_out, d_in)"""
 
 
-def load_library() -> None:
-    """Import bitsandbytes, without a word and without what it would fetch.
-
-    On CPUs that compute in bf16, bitsandbytes 0.50 asks the package `kernels`, where that is installed, for a kernel
-    from the network as it is imported, and warns where it is not. Nothing here uses that kernel. peft imports
-    bitsandbytes too, so this comes before it.
-    """
-    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    level, hidden = logger.level, "kernels" not in sys.modules
-    logger.setLevel(logging.ERROR)
-    if hidden:
-        sys.modules["kernels"] = None  # type: ignore[assignment]  # an import of it raises ImportError
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of what it imports
-            import bitsandbytes  # noqa: F401  # registers its operations
-    finally:
-        logger.setLevel(level)
-        if hidden:
-            del sys.modules["kernels"]
-
-
 def check_library() -> None:
     """Refuse a quantised base where bitsandbytes is not installed.
 
@@ -71,7 +46,7 @@ def check_library() -> None:
         ConfigError: names the extra.
     """
     require(QUANTIZE_KEY, "bitsandbytes", extra="quantize")
-    load_library()
+    import bitsandbytes  # noqa: F401  # registers its operations; see `core.extras.FetchesNothing`
 
 
 @torch.no_grad()
