@@ -2,10 +2,8 @@
 
 import importlib
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
-from fedtorch.core.extras import FetchesNothing
 from fedtorch.core.version import VERSION as __version__  # noqa: F401
 
 if TYPE_CHECKING:
@@ -48,9 +46,6 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 # torch's store warns of every address without a name, and prints a stack of C++ frames when the other end is gone. Our
 # own messages say that with rank and host. Read once, when torch is imported; set it to INFO to see all of it.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
-if not any(isinstance(finder, FetchesNothing) for finder in sys.meta_path):
-    sys.meta_path.insert(0, FetchesNothing())
 
 _PUBLIC = {
     "run": "fedtorch.api.run",

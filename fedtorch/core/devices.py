@@ -18,6 +18,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtorch.core.errors import ConfigError, DeviceError
+from fedtorch.core.extras import fetch_nothing
+
+fetch_nothing()  # all that computes imports this file, and before it imports libraries that could
 
 log = logging.getLogger(__name__)
 

@@ -58,6 +58,12 @@ class FetchesNothing(MetaPathFinder):
         return spec
 
 
+def fetch_nothing() -> None:
+    """From now on in this process bitsandbytes is imported so; may be called again."""
+    if not any(isinstance(finder, FetchesNothing) for finder in sys.meta_path):
+        sys.meta_path.insert(0, FetchesNothing())
+
+
 @contextmanager
 def _without_kernels() -> Iterator[None]:
     logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
