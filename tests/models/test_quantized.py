@@ -373,7 +373,8 @@ def test_what_cannot_be_quantised_is_refused(tokenizer: Any, tmp_path: Path, mon
 def test_the_library_is_loaded_without_asking_for_kernels_elsewhere(who: str, tmp_path: Path) -> None:
     """Whoever imports it, a package of that name is not asked, and afterwards it is what it was."""
     (tmp_path / "kernels.py").write_text("def get_kernel(*_, **__):\n    raise SystemExit('fetched')\n")
-    script = f"import fedtorch.train.engine, {who}, sys; print('bitsandbytes' in sys.modules); import kernels; print(kernels.__file__)"
+    script = f"import fedtorch.train.engine, {who}, sys; print('bitsandbytes' in sys.modules)"
+    script += "; import kernels; print(kernels.__file__)"
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(fedtorch.__file__).parents[1]}"}
     ended = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
