@@ -15,8 +15,8 @@ class ExchangeConfig:
     """`exchange`: how the numbers of a client's update travel to the server."""
 
     bits: Literal[32, 16, 4] = 32
-    """Of each number. 32: as they are. 16: the nearest bfloat16, half the bytes. 4: whole numbers from -7 to 7 of a
-    power of two that 4,096 neighbours share, two in a byte: an eighth of the bytes. What the server sends stays as it
+    """Bits of each number. 32: as they are. 16: the nearest bfloat16, half the bytes. 4: whole numbers from -7 to 7 of
+    a power of two that 4,096 neighbours share, two in a byte: an eighth of the bytes. What the server sends stays as it
     is."""
     rounding: Rounding | None = None
     """With 4 bits; null: by chance. chance: up or down by chance, so that the mean is the number itself; nearest: to

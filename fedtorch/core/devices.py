@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 KIND = "cuda"
 """torch's name for GPUs, AMD's among them."""
 CHOICES = ("auto", "cpu", KIND)
-"""What `own` can be asked for."""
+"""Choices of a device, as `own` takes them."""
 CPU = torch.device("cpu")
 BACKENDS = f"cpu:gloo,{KIND}:nccl"
 """Of a default group of ranks with a GPU each, as torch names them."""

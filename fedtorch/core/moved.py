@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 PIECE_BYTES = 16 << 20
-"""Of small tensors that travel together; a larger one is a piece of its own."""
+"""Bytes of small tensors that travel together; a larger one is a piece of its own."""
 
 
 def moved(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:

@@ -153,13 +153,15 @@ class UpdateBuffer:
 
     def blank(self) -> Tensor:
         """A vector of shape (size,) to fill and then `put`; the same one until it is put. Holds what was left in it."""
-        if self._blank is None and self._free:
-            self._blank = self._free.pop()
-        elif self._blank is None and self.device.type != "cpu":
-            self._blank = torch.empty(self.size, dtype=self.dtype, device=self.device)
-        elif self._blank is None:
-            self._blank = self._make(self.size, self.dtype)
+        if self._blank is None:
+            self._blank = self._free.pop() if self._free else self._new()
         return self._blank
+
+    def _new(self) -> Tensor:
+        """A vector for an update that stays in memory, where these lie."""
+        if self.device.type != "cpu":
+            return torch.empty(self.size, dtype=self.dtype, device=self.device)
+        return self._make(self.size, self.dtype)
 
     def _make(self, size: int, dtype: torch.dtype) -> Tensor:
         """A vector, shape (size,), in which anything may be left."""

@@ -9,16 +9,18 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from fedtorch.train.blocks import outermost
+
 
 def checkpointable(module: nn.Module) -> list[nn.Module]:
     """The outermost models inside `module` that can forget activations and compute them again."""
     from transformers import PreTrainedModel  # takes 4 s, of every rank's start
 
-    if hasattr(module, "compute_activations_again"):
-        return [module]
-    if isinstance(module, PreTrainedModel):
-        return [module] if module.supports_gradient_checkpointing else []
-    return [found for child in module.children() for found in checkpointable(child)]
+    def has_own(part: nn.Module) -> bool:
+        return hasattr(part, "compute_activations_again")
+
+    found = outermost(module, lambda part: has_own(part) or isinstance(part, PreTrainedModel))
+    return [part for part in found if has_own(part) or part.supports_gradient_checkpointing]
 
 
 def compute_activations_again(module: nn.Module) -> None:

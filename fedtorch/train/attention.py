@@ -9,6 +9,7 @@ from torch import nn
 
 from fedtorch.core import devices
 from fedtorch.core.errors import ConfigError
+from fedtorch.train.blocks import outermost
 
 AUTO, FLASH = "auto", "flash_attention_2"
 _MARKS = {"sdpa": "_supports_sdpa", FLASH: "_supports_flash_attn"}
@@ -19,9 +20,7 @@ def models_of_transformers(module: nn.Module) -> list[Any]:
     """The outermost models of transformers inside `module`."""
     from transformers import PreTrainedModel  # takes 4 s, of every rank's start
 
-    if isinstance(module, PreTrainedModel):
-        return [module]
-    return [found for child in module.children() for found in models_of_transformers(child)]
+    return outermost(module, lambda part: isinstance(part, PreTrainedModel))
 
 
 def use_attention(module: nn.Module, choice: str, device: torch.device) -> None:

@@ -1,10 +1,17 @@
-"""The blocks of a model: its layers, which FSDP gathers one at a time."""
+"""Parts of a model: the outermost of a kind, and its blocks, the layers that FSDP gathers one at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import nn
+
+
+def outermost(module: nn.Module, is_wanted: Callable[[nn.Module], bool]) -> list[nn.Module]:
+    """The parts of a module, or itself, that are wanted and lie within no other such part."""
+    if is_wanted(module):
+        return [module]
+    return [found for child in module.children() for found in outermost(child, is_wanted)]
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:

@@ -272,21 +272,21 @@ class EngineConfig:
     """torch: one whole model per rank; fsdp: parameters, gradients and optimiser state over the ranks of a worker, by
     torch alone; deepspeed: ZeRO over the ranks of a worker."""
     stage: Annotated[int, Field(ge=0, le=3)] = 0
-    """Of deepspeed, what the ranks of a worker share out: 0 nothing, 1 optimiser state, 2 also gradients, 3 also
+    """Parts that the ranks of a worker share out with deepspeed: 0 nothing, 1 optimiser state, 2 also gradients, 3 also
     parameters."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """Of forward passes, in training and in evaluation. 16 bits in torch: autocast over fp32 parameters and gradients;
-    in fsdp: the same over 16-bit copies of gathered parameters; in deepspeed: 16-bit parameters and activations over
+    """Numbers of forward passes, of evaluation too. 16 bits in torch: autocast over fp32 parameters and gradients; in
+    fsdp: the same over 16-bit copies of gathered parameters; in deepspeed: 16-bit parameters and activations over
     fp32 masters. tf32: GPUs round what they multiply, backward too; CPUs do not have it and compute in fp32. Optimiser
     state and what is exchanged stay fp32."""
     initial_scale_power: Annotated[int, Field(ge=0, le=24)] = 12
     """Of fp16: the loss is multiplied by 2 to this power at a client's start. A step whose gradients overflow is left
     out, though its learning rate is used up, and halves the factor; 1000 steps without one double it."""
     offload_optimizer: bool = False
-    """Of deepspeed: keep optimiser state and masters in the host's memory, and take the steps there."""
+    """Keep optimiser state and masters in the host's memory, and take the steps there; of deepspeed."""
     offload_parameters: bool = False
-    """Of stage 3, and of fsdp: keep parameters in the host's memory until a layer needs them; with fsdp also gradients
-    and optimiser state, and the steps are taken there."""
+    """Keep parameters in the host's memory until a layer needs them; of stage 3, and of fsdp, with which gradients and
+    optimiser state lie there too, and the steps are taken there."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass in place of keeping them: less memory, a forward pass more."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"

@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fewer_bits import layout_of, normal, opened
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedtorch.comm.local import LocalUpdates
-from fedtorch.comm.sparse.packed_updates import PackedUpdates
 from fedtorch.compression import eight_bits, four_bits
 from fedtorch.compression.compressors import with_feedback
 from fedtorch.compression.four_bits import FourBits
@@ -21,26 +20,16 @@ from fedtorch.compression.payload import HEADER_BYTES, PayloadError, assemble, c
 from fedtorch.compression.settings import ExchangeConfig, Rounding
 from fedtorch.core import kernels
 from fedtorch.core.errors import ConfigError, RefusedUpdatesError
-from fedtorch.core.norms import norm_and_max
-from fedtorch.core.update import Report, UpdateBuffer
-from fedtorch.core.weights import Layout
+from fedtorch.core.update import Report
 
 ROUNDINGS: tuple[Rounding, ...] = ("chance", "nearest", "e3m0")
 WHOLE = torch.arange(-7.0, 8.0)
 POWERS = torch.tensor([0.0, *(sign * 2.0**k for sign in (1, -1) for k in range(-6, 1))])
 
 
-def layout_of(size: int) -> Layout:
-    return Layout(("w",), ((size,),), torch.float32)
-
-
 def back(flat: Tensor, rounding: Rounding = "chance", seed: int = 0) -> Tensor:
     rule, layout = FourBits(rounding), layout_of(len(flat))
     return rule.decompress(rule.compress(flat, layout, seed=seed), layout)
-
-
-def normal(size: int, seed: int = 0) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
 def error_of(found: Tensor, flat: Tensor) -> float:
@@ -214,24 +203,6 @@ def test_with_feedback_what_was_sent_and_what_is_left_are_all_of_it(rounding: Ro
     assert residual is not None
     torch.testing.assert_close(sent + residual, total, atol=2e-5, rtol=0)
     assert float(residual.norm()) < 0.5 * float(total.norm())
-
-
-def opened(vectors: dict[str, Tensor], folder: Path, rule: FourBits) -> tuple[PackedUpdates, LocalUpdates]:
-    """The same vectors as messages, and as they stand for."""
-    layout = layout_of(len(next(iter(vectors.values()))))
-    packed = UpdateBuffer(HEADER_BYTES + rule.message_bytes(layout), torch.uint8, folder / "packed", 1 << 20)
-    dense = UpdateBuffer(layout.size, torch.float32, folder / "dense", 1 << 20)
-    reports = []
-    for seed, (name, flat) in enumerate(vectors.items()):
-        message = rule.compress(flat, layout, seed=seed)
-        found = rule.decompress(message, layout)
-        packed.put(name, message)
-        dense.put(name, found)
-        norm, largest = norm_and_max(found)
-        reports.append(Report(name, norm=norm, max_abs=largest))
-    messages = LocalUpdates(reports, packed, 3)
-    updates = PackedUpdates(messages, packed, lambda client, message: rule.decompress(message, layout), layout)
-    return updates, LocalUpdates(reports, dense, 3)
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)

@@ -7,32 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from fewer_bits import layout_of, normal, opened
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedtorch.comm.local import LocalUpdates
-from fedtorch.comm.sparse.packed_updates import PackedUpdates
 from fedtorch.compression.compressors import with_feedback
 from fedtorch.compression.payload import HEADER_BYTES, PayloadError, assemble, code_of
 from fedtorch.compression.settings import ExchangeConfig
 from fedtorch.compression.sixteen_bits import HALVED, SixteenBits
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.norms import norm_and_max
-from fedtorch.core.update import Report, UpdateBuffer
-from fedtorch.core.weights import Layout
 
 RULE = SixteenBits()
 MOST = 255 * 2.0**120
 """The largest bfloat16."""
-
-
-def layout_of(size: int) -> Layout:
-    return Layout(("w",), ((size,),), torch.float32)
-
-
-def normal(size: int, seed: int = 0) -> Tensor:
-    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
 def back(flat: Tensor) -> Tensor:
@@ -100,19 +88,8 @@ def test_with_feedback_what_was_sent_and_what_is_left_are_all_of_it() -> None:
 
 
 def test_their_sum_has_the_bits_of_that_of_vectors(tmp_path: Path) -> None:
-    layout = layout_of(9000)
-    packed = UpdateBuffer(HEADER_BYTES + RULE.message_bytes(layout), torch.uint8, tmp_path / "packed", 1 << 20)
-    dense, reports = UpdateBuffer(layout.size, torch.float32, tmp_path / "dense", 1 << 20), []
-    for number in range(5):
-        message = RULE.compress(normal(9000, number) * 10.0**-number, layout)
-        found = RULE.decompress(message, layout)
-        packed.put(f"c{number}", message)
-        dense.put(f"c{number}", found)
-        norm, largest = norm_and_max(found)
-        reports.append(Report(f"c{number}", norm=norm, max_abs=largest))
-    messages = LocalUpdates(reports, packed, 3)
-    updates = PackedUpdates(messages, packed, lambda client, message: RULE.decompress(message, layout), layout)
-    plain = LocalUpdates(reports, dense, 3)
+    vectors = {f"c{number}": normal(9000, number) * 10.0**-number for number in range(5)}
+    updates, plain = opened(vectors, tmp_path, RULE)
     for weights in ([0.2] * 5, [0.1, 0.0, 0.3, 0.25, 0.35], [-1.0, 2.0, 0.5, 0.0, 1e-3]):
         assert torch.equal(updates.weighted_sum(weights), plain.weighted_sum(weights))
     assert all(map(torch.equal, updates, plain)) and not updates.is_finite(torch.tensor([math.inf]))

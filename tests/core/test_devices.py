@@ -157,7 +157,7 @@ def test_a_gpu_computes_with_deterministic_kernels_where_they_are_asked_for() ->
 
 
 def flags() -> tuple[bool, bool, str]:
-    """What is rounded on GPUs, and what on CPUs."""
+    """Flags of what is rounded: on GPUs matrices and convolutions, and on CPUs."""
     products = torch.backends.mkldnn.matmul.fp32_precision
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, products
 

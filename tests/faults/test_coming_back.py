@@ -90,6 +90,16 @@ def in_one_process(config: Config, lost: Sequence[int] = (VICTIM,), away: Sequen
     return runner.run(BACK_AT).digest
 
 
+def lose_and_let_in(words: list[str]) -> None:
+    """A run in which the victim is killed while it trains and started again, and which then ends well on all ranks."""
+    environ = job()
+    ranks = start(words, environ, f"kill:rank={VICTIM},round={LOST_IN},phase=train")
+    ranks.processes[VICTIM].join(60)
+    again = start_again(VICTIM, words, environ)
+    assert [outcome.exit_code for outcome in ranks.join(90)] == [0, 0, -signal.SIGKILL]
+    assert again.join(20)[0].exit_code == 0
+
+
 def digest_of(folder: Path) -> str:
     found: str = json.loads((folder / "run" / "results.json").read_text())["digest"]
     return found
@@ -99,12 +109,7 @@ def digest_of(folder: Path) -> str:
 def test_a_lost_rank_is_let_in_before_the_next_round_with_its_clients_states(every: int, tmp_path: Path) -> None:
     """Also where the round before it was not saved yet, so that all save first; then its states are older."""
     path = toy_config(tmp_path, checkpoint=f"{{every: {every}}}")
-    words, environ = ["--config", str(path), "--set", *SETTINGS], job()
-    ranks = start(words, environ, f"kill:rank={VICTIM},round={LOST_IN},phase=train")
-    ranks.processes[VICTIM].join(60)
-    again = start_again(VICTIM, words, environ)
-    assert [outcome.exit_code for outcome in ranks.join(90)] == [0, 0, -signal.SIGKILL]
-    assert again.join(20)[0].exit_code == 0
+    lose_and_let_in(["--config", str(path), "--set", *SETTINGS])
     log = (tmp_path / "run" / "log.rank0.txt").read_text()
     assert f"rank {VICTIM} is back; all go on together" in log and f"resuming after round {BACK_AT}" in log
     assert every > 1 or digest_of(tmp_path) == in_one_process(load([toy_config(tmp_path / "alone")], [*SETTINGS]))
@@ -126,12 +131,7 @@ ASYNC = (
 def test_clients_of_a_rank_that_is_back_train_their_jobs_again(tmp_path: Path) -> None:
     path = toy_config(tmp_path)
     settings = [*SETTINGS, *ASYNC]
-    words, environ = ["--config", str(path), "--set", *settings], job()
-    ranks = start(words, environ, f"kill:rank={VICTIM},round={LOST_IN},phase=train")
-    ranks.processes[VICTIM].join(60)
-    again = start_again(VICTIM, words, environ)
-    assert [outcome.exit_code for outcome in ranks.join(90)] == [0, 0, -signal.SIGKILL]
-    assert again.join(20)[0].exit_code == 0
+    lose_and_let_in(["--config", str(path), "--set", *settings])
     assert digest_of(tmp_path) == in_one_process(load([toy_config(tmp_path / "alone")], settings))
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     arrivals = [record for record in records if record["kind"] == "arrival"]

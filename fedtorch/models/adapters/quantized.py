@@ -12,7 +12,7 @@ are where an adapter's base is: in no vector that travels, in no client's state 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,8 +247,3 @@ def plain_layer(module: QuantizedLinear, added: Tensor | None = None) -> nn.Modu
     plain.bias = module.bias
     plain.train(module.training)
     return plain
-
-
-def quantized_layers(model: nn.Module) -> Iterator[tuple[str, QuantizedLinear]]:
-    """Every quantised layer within a model, by name."""
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, QuantizedLinear))
