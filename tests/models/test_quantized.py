@@ -41,6 +41,7 @@ from fedtorch.models.saved import load_model
 from fedtorch.models.t5 import T5Model
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.text.model_files import load_from
+from tests.models.test_adapters import logits, moved, trained
 
 MODELS: dict[str, tuple[dict[str, Any], Head]] = {
     "bert": ({"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
@@ -72,28 +73,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def drawn(shape: tuple[int, int], seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def trained(model: Any) -> list[str]:
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-
-
-def moved(model: Any) -> Any:
-    """All that is trained, somewhere else."""
-    draw = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(torch.randn(parameter.shape, generator=draw) / 4)
-    return model.eval()
-
-
-def logits(model: Any) -> torch.Tensor:
-    ids = torch.tensor([[5, 6, 7, 8], [9, 8, 7, 6]])
-    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
-    with torch.no_grad():
-        found: torch.Tensor = model(**inputs).logits
-    return found
 
 
 def build(kind: str, tokenizer: Any, /, quantize: str | None = None, **keys: Any) -> Any:
