@@ -97,7 +97,7 @@ def _epsilon(account: Accountant, releases: int) -> float:
     return float(one.self_compose(releases).get_epsilon_for_delta(account.delta))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def _one_release(noise_multiplier: float, rate: float) -> Any:
     """The distribution of the privacy loss of one release."""
     from dp_accounting.pld import privacy_loss_distribution
