@@ -238,7 +238,7 @@ def means(found: Mapping[Cell, Mapping[str, Any]]) -> dict[tuple[str, str, str, 
 def table_of(found: Mapping[Cell, Mapping[str, Any]], settings: Settings) -> str:
     """A line for each kind of rows, way and unit, a column for each ε: the mean over the seeds, ± their deviation."""
     each = means(found)
-    epsilons = sorted({e for *_, e in each if e is not None})
+    epsilons = sorted({e for *_, e in each if e is not None}) or [math.inf]
     lines = []
     for rows in dict.fromkeys(rows for rows, *_ in each):
         kind = KINDS[rows]
@@ -253,7 +253,7 @@ def table_of(found: Mapping[Cell, Mapping[str, Any]], settings: Settings) -> str
         ]
         for way, unit in dict.fromkeys((way, unit) for r, way, unit, _ in each if r == rows):
             cells = [each.get((rows, way, unit, e), each.get((rows, way, unit, None), [])) for e in epsilons]
-            seeds = min(len(scores) for scores in cells if scores)
+            seeds = min((len(scores) for scores in cells if scores), default=0)
             lines.append(f"| {way} | {unit} | " + " | ".join(map(_shown, cells)) + f" | {seeds} |")
         lines.append("")
     return "\n".join(lines)
