@@ -19,7 +19,6 @@ from typing_extensions import Self
 from fedtorch.comm import mail
 from fedtorch.comm.base import Answer, Communicator, Met, nothing
 from fedtorch.comm.job.addresses import bind, check_master
-from fedtorch.comm.job.arrivals import SharedArrivals
 from fedtorch.comm.job.event_log import SharedEventLog
 from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.liveness import Liveness
@@ -72,8 +71,7 @@ class DistributedCommunicator(Communicator):
     def __init__(self, names: Sequence[str], member: JobMember, options: CommOptions) -> None:
         super().__init__(names)
         store, self.rank, self.size = member.store, member.rank, member.size
-        self._store, self._options, self.arrivals = store, options, SharedArrivals(store)
-        self.events = SharedEventLog(store)
+        self._store, self._options, self.events = store, options, SharedEventLog(store)
         self.staging, self._groups, self._failures, self._is_closed, self._recovers = None, 0, 0, False, False
         self._transcript = Transcript.of(store, self.rank)
         beats, limit_s = copy.copy(store), store.timeout_s  # good before and after the parties have signed that
@@ -317,11 +315,12 @@ class DistributedCommunicator(Communicator):
         return mail.scatter(self._group, self.meter, messages, round=round, num_clients=len(self.names))
 
     def begin_early(
-        self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[str, int]
+        self, local: UpdateBuffer, exponent: int | None, *, round: int, expected: Mapping[int, Collection[str]]
     ) -> Early | None:
         """Begin the round's early sum, where there is one."""
         exchange = self._options.exchange if self.staging is None else "reduce"  # no thread of its own on a GPU
-        self._early = begin_early(self._aggregation(local, round), self._store, exponent, exchange, ranks, self._early)
+        about = self._store, exponent, exchange, expected, self._early
+        self._early = begin_early(self._aggregation(local, round), *about)
         return self._early
 
     @contextmanager

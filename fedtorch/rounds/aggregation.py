@@ -23,9 +23,9 @@ from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import VOID_ROUNDS
 from fedtorch.core.update import RESTS, Report
 from fedtorch.rounds import replicas, slices
+from fedtorch.rounds.buffer import LATE
 from fedtorch.rounds.cohort import tell
 from fedtorch.rounds.context import RoundContext
-from fedtorch.rounds.lateness import LATE
 from fedtorch.rounds.report_checks import impossible, of_cohort
 from fedtorch.rounds.weighing import Weighing
 

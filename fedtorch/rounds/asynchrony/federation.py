@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -53,6 +54,8 @@ class Federation:
         """start -> number of the name that its job has until its buffer closes, the least that was free"""
         self._free: list[int] = []  # a heap
         self._made = 0  # slots so far
+        self._numbered: dict[int, Job] = {}  # start -> its job, once it has a number
+        self._arrivals: defaultdict[int, list[Job]] = defaultdict(list)  # by buffer
         self._former: dict[int, Job] = {}  # start -> the client's job before it that has a number
         self._last: dict[str, Job] = {}
         self._start_all()
@@ -70,17 +73,16 @@ class Federation:
             self.step()
         begun = self.running.pop(event.start)
         buffer = self.numbers // self.settings.buffer
-        most = self.settings.max_staleness
-        is_late = most is not None and buffer - begun.version > most
         void = "" if event.status == "ok" else event.status
-        number = None if is_late else self.numbers
+        number = None if self.is_too_old(begun) else self.numbers
         job = replace(begun, buffer=buffer, number=number, started=event.started, arrived=event.arrived, void=void)
         self.jobs.append(job)
+        self._arrivals[buffer].append(job)
         self.events.append(event)
         insort(self._idle, self._place[job.client])
         if number is not None:
             self.numbers += 1
-            self._last[job.client] = job
+            self._last[job.client] = self._numbered[job.start] = job
         if number is None or buffer < self.done:
             self._release(event.start)
         if not self.is_full(self.version):
@@ -90,6 +92,15 @@ class Federation:
     def _release(self, start: int) -> None:
         heapq.heappush(self._free, self.slots.pop(start))
 
+    def is_too_old(self, job: Job) -> bool:
+        """Would the job be dropped, if it arrived now?"""
+        most = self.settings.max_staleness
+        return most is not None and self.numbers // self.settings.buffer - job.version > most
+
+    def arrived(self, start: int) -> Job | None:
+        """The job of that start; None: it has not arrived, or was dropped."""
+        return self._numbered.get(start)
+
     def is_full(self, version: int) -> bool:
         """Has the buffer that makes the version after this one all its arrivals?"""
         return self.numbers >= (version + 1) * self.settings.buffer
@@ -97,8 +108,8 @@ class Federation:
     def step(self) -> None:
         """A version was made; clients start on the free places, and names of jobs that are over are free for them."""
         self.version += 1
-        over = [job.start for job in self.jobs if job.buffer < min(self.version, self.done)]
-        for start in sorted(start for start in over if start in self.slots):
+        arrived = [job for start in self.slots if (job := self.arrived(start)) is not None]
+        for start in sorted(job.start for job in arrived if job.buffer < min(self.version, self.done)):
             self._release(start)
         if not self.is_full(self.version):
             self._start_all()
@@ -109,7 +120,7 @@ class Federation:
 
     def arrivals(self, version: int) -> list[Job]:
         """Who has arrived for the buffer after this version; dropped ones too."""
-        return [job for job in self.jobs if job.buffer == version]
+        return self._arrivals[version]
 
     def instant(self, version: int) -> int:
         """When the version after this one was made, microseconds."""
@@ -118,7 +129,8 @@ class Federation:
     def live(self, version: int) -> list[int]:
         """Versions that are needed when `version` is the newest, in order."""
         older = {job.version for job in self.running.values()}
-        older |= {job.version for job in self.jobs if job.number is not None and job.buffer >= version}
+        coming = range(version, self.numbers // self.settings.buffer + 1)
+        older |= {job.version for number in coming for job in self.buffer(number)}
         return sorted({*(v for v in older if v < version), version})
 
     def former(self, start: int) -> Job | None:

@@ -13,6 +13,7 @@ from fedtorch.rounds.asynchrony.federation import Event
 from fedtorch.rounds.asynchrony.jobs import LiveJobs
 from fedtorch.rounds.asynchrony.plan import Job
 from fedtorch.rounds.asynchrony.training import JobTrainer
+from fedtorch.rounds.buffer import LATE, LOOK_EVERY_S, Late
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.membership import Stopped
 
@@ -24,8 +25,9 @@ class LiveTrainer(JobTrainer):
 
     All ranks read the same events and come to the same starts, numbers and buffers. A rank that is done announces its
     job and takes the next; when a buffer has all its arrivals, ranks end the jobs that they train, which arrive for a
-    later buffer, and meet. A run that goes on takes the lines of arrivals.jsonl first: their jobs in open buffers are
-    trained again and arrive as they did, then the clock goes on.
+    later buffer, and meet. A job whose update would be dropped ends before its next step: one that has become too old,
+    or would come after the last version. A run that goes on takes the lines of arrivals.jsonl first: their jobs in open
+    buffers are trained again and arrive as they did, then the clock goes on.
     """
 
     jobs: LiveJobs
@@ -39,6 +41,7 @@ class LiveTrainer(JobTrainer):
         self._written = 0  # events that are in the file
         self._taken: set[int] = set()  # starts that some rank trains, or has trained, as far as this one has asked
         self._began_us = 0
+        self._looked_s = float("-inf")
 
     def begin(self) -> None:
         """Take what was recorded, and send the older versions that jobs start from.
@@ -69,9 +72,13 @@ class LiveTrainer(JobTrainer):
         """Train jobs until the buffer that closes now has all its arrivals; the reports of this rank's jobs in it."""
         context, federation, round = self.context, self.federation, self.context.round
         federation.done = round  # before others' events of this round, so that names are the same on all ranks
+        self.jobs.open(round)
         self._sync()
         while federation.version < round:
             federation.step()
+        self.buffer.open(dict.fromkeys((ranks[0] for ranks in context.components.topology.workers), self.jobs.names))
+        for report in self._of(federation.buffer(round)):
+            self.buffer.put(report)
         try:
             self._train_until_full()
         except Stopped:
@@ -118,18 +125,38 @@ class LiveTrainer(JobTrainer):
         return components.topology.worker_of(self.context.comm.rank) is not None
 
     def _train_and_announce(self, job: Job) -> None:
-        started = self._now_us()
+        started, name = self._now_us(), self.jobs.name(job)
         self._train_job(job)
-        if job.number is not None:
-            return  # it has arrived before
-        report = self._reports[name := self.jobs.name(job)]
-        event = Event(job.start, self.context.round, report.status, started, max(self._now_us(), started + 1))
-        self._events.add(json.dumps(astuple(event)))
-        self._sync()
-        if not any(known.start == job.start and known.number is not None for known in self.federation.jobs):
+        report = self._reports[name]
+        if job.number is None and not (report.status == LATE and self._is_last_full):
+            event = Event(job.start, self.context.round, report.status, started, max(self._now_us(), started + 1))
+            self._events.add(json.dumps(astuple(event)))
+            self._sync()
+        arrived = self.federation.arrived(job.start)
+        if arrived is None:  # dropped
             del self._reports[name]
             self.context.updates.clear([name])
             self.context.store.unstage(name)
+        elif arrived.buffer == self.context.round:
+            self.buffer.put(report)
+
+    @property
+    def _is_last_full(self) -> bool:
+        """Has the buffer that makes the run's last version all its arrivals?"""
+        return self.federation.is_full(self.context.config.rounds - 1)
+
+    def _check_in_time(self, client: str) -> None:
+        """Before each step. Raises Late: the job's update would be dropped."""
+        job, now_s = self._job, time.monotonic()
+        if job is None or job.number is not None:
+            return
+        if now_s - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._sync()
+        if self._is_last_full:
+            raise Late("the run's last version has all its updates")
+        if self.federation.is_too_old(job):
+            raise Late(f"async.max_staleness: its version was {job.version}")
 
     def _sync(self) -> None:
         """Take the events that are new."""
