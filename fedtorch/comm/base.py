@@ -222,6 +222,13 @@ class Communicator(ABC):
         CollectiveFailed on ranks that notice, and every rank must call `commit_collective` after its collectives.
         """
 
+    def missing(self) -> Sequence[int]:
+        """Other ranks that have ended, or have been silent for too long; for who waits without a meeting, now and then.
+
+        A meeting would find the same; nothing follows from it here.
+        """
+        return ()
+
     def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
         """After collectives: did they go through on all ranks that are left? All get the same answer.
 

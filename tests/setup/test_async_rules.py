@@ -84,11 +84,6 @@ REFUSED: dict[str, tuple[Algorithm, dict[str, Any], str]] = {
     ),
     "extra": (FedAvg(), {"clients": ClientsConfig(per_round=2, extra=1)}, "clients.per_round is 2"),
     "deadline": (FedAvg(), {"clients": ClientsConfig(deadline=9.0)}, "clients.deadline is 9.0; set .* to null"),
-    "on_loss": (
-        FedAvg(),
-        {"clients": ClientsConfig(on_loss="continue"), "asynchrony": replace(ASYNC, clock=ClockConfig("real"))},
-        "clients.on_loss is continue and async.clock.kind is real, .*; set clients.on_loss to restart",
-    ),
     "min": (FedAvg(), {"clients": ClientsConfig(min=3)}, "clients.min is 3 but async.buffer is 2"),
     "scaffold": (Scaffold(), {}, "algorithm.name is Scaffold, which exchanges other vectors than the weights"),
     "fedkseed": (FedKSeed(seeds=4), {"client": replace(CLIENT, steps=4, epochs=None)}, "exchanges other vectors"),

@@ -13,8 +13,8 @@ import torch
 from fedtorch.core.client import Client, ClientState
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.state_keys import OF_BEST, PLAN
-from fedtorch.core.update import Report
-from fedtorch.rounds.aggregation import LOST, Decision, reports_for_log
+from fedtorch.core.update import LOST, Report
+from fedtorch.rounds.aggregation import Decision, reports_for_log
 from fedtorch.rounds.asynchrony.durations import US_PER_S
 from fedtorch.rounds.asynchrony.federation import Federation
 from fedtorch.rounds.asynchrony.jobs import Jobs
@@ -111,7 +111,8 @@ class JobTrainer(ClientTrainer):
 
     def _of(self, buffer: Sequence[Job]) -> list[Report]:
         """Reports of this rank's jobs in the buffer, as far as they are done."""
-        return [self._reports[name] for job in buffer if (name := self.jobs.name(job)) in self._reports]
+        found = [(self._reports[name], job) for job in buffer if (name := self.jobs.name(job)) in self._reports]
+        return [replace(report, status=job.void) if job.void else report for report, job in found]
 
     def settle(self, accepted: Sequence[Report]) -> None:
         """The buffer is closed: the states of its jobs count where training went well; its updates go.

@@ -69,11 +69,6 @@ def nobody_is_drawn_for_a_round(plan: Plan) -> None:
         "replay": (clients.replay, None),
         "min_silos": (clients.min_silos, None),
     }
-    if _settings(plan).clock.kind == "real" and clients.on_loss != "restart":
-        raise ConfigError(
-            f"{WHY}clients.on_loss is {clients.on_loss} and async.clock.kind is real, by which nobody waits at a "
-            "meeting where a loss is noticed; set clients.on_loss to restart"
-        )
     for key, (value, wanted) in usual.items():
         if value != wanted and value != {"name": wanted}:
             shown = "null" if wanted is None else wanted
