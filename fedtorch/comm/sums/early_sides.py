@@ -188,6 +188,8 @@ def begin_early(
     senders, own = sum(bool(expected[rank]) for rank in expected if rank), len(expected.get(group.rank, ()))
     if not senders or exchange == "reduce" or (exchange == "auto" and senders > MOST_SENDERS):
         return None
+    if exchange == "auto" and aggregation.reads_in_place:  # so it is on all ranks, which need not meet for it
+        return None
     most = own * local.size * SUM_DTYPE.itemsize if group.rank else 0
     group.agree(Op.EARLY, round=aggregation.round, length=local.size, dtype=local.dtype, num_bytes=most)
     is_late = exchange == "auto" and aggregation.reads_in_place
