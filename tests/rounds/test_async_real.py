@@ -191,6 +191,16 @@ def test_killed_ranks_go_on_on_another_number_of_ranks(victim: int, again: int, 
     assert replayed.digest == server[0]
 
 
+@pytest.mark.processes
+def test_a_rank_that_dies_while_the_others_have_nothing_to_do_ends_the_run(tmp_path: Path) -> None:
+    """One place, whose job is at home on rank 1: nobody would ever meet if the others only waited for its arrival."""
+    one = replace(REAL, buffer=1, concurrent=1)
+    fault = "kill:rank=1,phase=train,step=1"
+    outcomes = expect_exit(on_ranks, 3, str(tmp_path), one, None, fault, timeout=90)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    assert all("rank 1" in outcomes[rank].error for rank in (0, 2)), [outcome.error for outcome in outcomes]
+
+
 def test_lines_after_the_checkpoint_arrive_as_they_did(tmp_path: Path) -> None:
     """The whole run's file with a checkpoint of three versions: the rest of the run is that of before."""
     whole = make_runner(config_of(tmp_path)).run().digest
