@@ -68,7 +68,7 @@ def config_of(folder: Path, buffer: int, jobs: int, seconds: float) -> Config:
 
 
 def run(folder: Path, buffer: int, jobs: int, seconds: float) -> float:
-    """Run on this rank; seconds from the first round's beginning to the last one's end."""
+    """Run on this rank; seconds from where the first clients begin to train to the last version's end."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     built = build(config_of(folder, buffer, jobs, seconds), num_ranks=size, rank=rank)
     tracker = Tracker(folder, clients=list(built.names), rounds=built.config.rounds) if rank == 0 else None
@@ -76,16 +76,19 @@ def run(folder: Path, buffer: int, jobs: int, seconds: float) -> float:
         comm.preflight(built.facts())
         checkpoints = Checkpoints(folder / "checkpoints", keep=1)
         runner = Runner(built.components(comm, checkpoints, stop=lambda: False, tracker=tracker))
-        one_round, ends = runner._one_round, list[float]()
+        train, settle, times = runner.trainer.train_cohort, runner.trainer.settle, list[float]()
 
-        def timed() -> None:
-            ends.append(time.perf_counter())
-            one_round()
-            ends.append(time.perf_counter())
+        def training() -> list[Report]:
+            times.append(time.perf_counter())
+            return train()
 
-        runner._one_round = timed  # type: ignore[method-assign]
+        def settling(accepted: Sequence[Report]) -> None:
+            settle(accepted)
+            times.append(time.perf_counter())
+
+        runner.trainer.train_cohort, runner.trainer.settle = training, settling  # type: ignore[method-assign]
         runner.run()
-    return ends[-1] - ends[0]
+    return times[-1] - times[0]
 
 
 def measure(ranks: int, buffer: int, jobs: int, seconds: float) -> dict[str, Any]:
