@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedtorch.config.schema import Config
 from fedtorch.core import devices
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.shapes import without_values
 from fedtorch.core.weights import Partition
 from fedtorch.setup.rules import check_module
 from fedtorch.tasks.base import Task
@@ -30,15 +31,26 @@ _MAKES = frozenset(f"aten::{name}" for name in ("empty", "zeros", "ones", "full"
 
 
 def make_engine(
-    config: Config, make_module: Callable[[], nn.Module], device: torch.device, *, hp: ClientConfig, ranks: int
+    config: Config,
+    make_module: Callable[[], nn.Module],
+    device: torch.device,
+    *,
+    hp: ClientConfig,
+    ranks: int,
+    is_for_count: bool = False,
 ) -> Engine:
     """The engine of one rank. ranks: of its worker; 0: it belongs to none. A server that only serves splits nothing.
+
+    is_for_count: shapes are enough, see `core.shapes`; weights have values all the same where a model needs some to be
+    built.
 
     Raises:
         ConfigError: a pattern that matches nothing, or a model that the engine, or this machine, cannot take.
     """
-    with WithinMemory():
-        module = make_module()
+    module = _with_shapes(make_module) if is_for_count else None
+    if module is None:
+        with WithinMemory():
+            module = make_module()
     partition = Partition(config.partition.private, config.partition.frozen)
     check_module(config, module)
     engine = config.engine
@@ -69,6 +81,17 @@ def make_engine(
         )
     except ValueError as error:  # a pattern that matches nothing
         raise ConfigError(str(error)) from error
+
+
+def _with_shapes(make_module: Callable[[], nn.Module]) -> nn.Module | None:
+    """The module without values; None: it cannot be built so, or could not be built at all."""
+    try:
+        with without_values():
+            module = make_module()
+    except Exception as error:  # whatever a model raises that looks at numbers; it is built with them, or fails again
+        log.debug("the model is built with its numbers (%s)", type(error).__name__)
+        return None
+    return None if any(buffer.is_meta for buffer in module.buffers()) else module
 
 
 def _with_attention(module: nn.Module, choice: str, device: torch.device) -> nn.Module:
