@@ -40,6 +40,20 @@ def has_values(module: nn.Module) -> bool:
     return not any(parameter.is_meta for parameter in module.parameters())
 
 
+def make_room(module: nn.Module) -> None:
+    """Give parameters without values memory, in place; tied ones stay tied.
+
+    What is there is not said. The system takes a page of it when somebody writes there, so whoever copies a part of it
+    elsewhere, to fill that, takes no more than the part.
+    """
+    rooms: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, own in list(part._parameters.items()):
+            if own is not None and own.is_meta:
+                room = torch.empty_like(own, device="cpu")
+                setattr(part, name, rooms.setdefault(id(own), nn.Parameter(room, own.requires_grad)))
+
+
 def _bare(parameter: nn.Parameter) -> nn.Parameter:
     """The one without values that takes a parameter's place, wherever that is registered."""
     if parameter.is_meta:
@@ -54,7 +68,6 @@ def _bare(parameter: nn.Parameter) -> nn.Parameter:
 @contextmanager
 def _reading_headers() -> Iterator[None]:
     """transformers, checked with 5.23, takes from a file what its header says, and reads no numbers."""
-    import transformers.core_model_loading  # seconds; whoever builds a model needs it
 
     reader: Any = sys.modules[_READER]
     read: Callable[..., Tensor] = reader._materialize_copy

@@ -197,7 +197,7 @@ def build(
             own_device(config, num_ranks),
             hp=next(iter(plan.settings)),
             ranks=0 if own is None else plan.topology.sizes[own],
-            is_for_count=is_for_count,
+            values="none" if is_for_count else "sent" if rank else "own",
         )
     sizes = plan.topology.sizes
     divide(engine, config, plan.task, sizes, own=max(sizes) if own is None else sizes[own])

@@ -6,7 +6,8 @@ import logging
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -26,6 +27,10 @@ from fedtorch.train.engine import Engine
 from fedtorch.train.model_parallel import ParameterOwners
 from fedtorch.train.settings import ClientConfig
 
+Values = Literal["own", "sent", "none"]
+"""Of a model that is built: all of them; none until the server sends its weights, where ranks share out a model; or
+none at all, as it is only counted."""
+
 log = logging.getLogger(__name__)
 _MAKES = frozenset(f"aten::{name}" for name in ("empty", "zeros", "ones", "full", "rand", "randn"))
 
@@ -37,25 +42,24 @@ def make_engine(
     *,
     hp: ClientConfig,
     ranks: int,
-    is_for_count: bool = False,
+    values: Values = "own",
 ) -> Engine:
     """The engine of one rank. ranks: of its worker; 0: it belongs to none. A server that only serves splits nothing.
 
-    is_for_count: shapes are enough, see `core.shapes`; weights have values all the same where a model needs some to be
-    built.
+    values: see `Values`; weights have their own all the same where a model needs some to be built.
 
     Raises:
         ConfigError: a pattern that matches nothing, or a model that the engine, or this machine, cannot take.
     """
-    module = _with_shapes(make_module) if is_for_count else None
-    if module is None:
-        with WithinMemory():
-            module = make_module()
-    partition = Partition(config.partition.private, config.partition.frozen)
-    check_module(config, module)
     engine = config.engine
     is_plain = engine.kind == "torch" or not ranks
     is_plain |= engine.kind == "fsdp" and ranks == 1 and not engine.offload_parameters  # there is nothing to split
+    if values == "sent" and (is_plain or ranks == 1 or (engine.kind, engine.stage) == ("deepspeed", 0)):
+        values = "own"
+    make_module = partial(_made, make_module, values)
+    module = make_module()
+    partition = Partition(config.partition.private, config.partition.frozen)
+    check_module(config, module)
     if is_plain or not engine.splits_parameters:
         check_room(module, device)
     use_attention(module, engine.attention, device)
@@ -83,15 +87,24 @@ def make_engine(
         raise ConfigError(str(error)) from error
 
 
-def _with_shapes(make_module: Callable[[], nn.Module]) -> nn.Module | None:
-    """The module without values; None: it cannot be built so, or could not be built at all."""
+def _made(make_module: Callable[[], nn.Module], values: Values) -> nn.Module:
+    """The module, with values of its own unless it can be built without them."""
     try:
-        with without_values():
-            module = make_module()
+        if values != "own":
+            with without_values():
+                module = make_module()
+            if _can_wait(module, is_sent=values == "sent"):
+                return module
     except Exception as error:  # whatever a model raises that looks at numbers; it is built with them, or fails again
         log.debug("the model is built with its numbers (%s)", type(error).__name__)
-        return None
-    return None if any(buffer.is_meta for buffer in module.buffers()) else module
+    with WithinMemory():
+        return make_module()
+
+
+def _can_wait(module: nn.Module, *, is_sent: bool) -> bool:
+    """Will it have all values? Nobody sends buffers and what is not trained. is_sent: the rest is sent."""
+    fixed = [*module.buffers(), *(each for each in module.parameters() if is_sent and not each.requires_grad)]
+    return not any(each.is_meta for each in fixed)
 
 
 def _with_attention(module: nn.Module, choice: str, device: torch.device) -> nn.Module:
