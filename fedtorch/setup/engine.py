@@ -25,7 +25,7 @@ from fedtorch.train.attention import use_attention
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.model_parallel import ParameterOwners
-from fedtorch.train.settings import ClientConfig
+from fedtorch.train.settings import ClientConfig, EngineConfig
 
 Values = Literal["own", "sent", "none"]
 """Of a model that is built: all of them; none until the server sends its weights, where ranks share out a model; or
@@ -54,7 +54,7 @@ def make_engine(
     engine = config.engine
     is_plain = engine.kind == "torch" or not ranks
     is_plain |= engine.kind == "fsdp" and ranks == 1 and not engine.offload_parameters  # there is nothing to split
-    if values == "sent" and (is_plain or ranks == 1 or (engine.kind, engine.stage) == ("deepspeed", 0)):
+    if values == "sent" and not is_shared_out(engine, ranks):
         values = "own"
     make_module = partial(_made, make_module, values)
     module = make_module()
@@ -85,6 +85,11 @@ def make_engine(
         )
     except ValueError as error:  # a pattern that matches nothing
         raise ConfigError(str(error)) from error
+
+
+def is_shared_out(settings: EngineConfig, ranks: int) -> bool:
+    """Do the ranks of a worker of so many split a model, so that none of them needs it whole?"""
+    return ranks > 1 and (settings.kind == "fsdp" or (settings.kind == "deepspeed" and settings.stage > 0))
 
 
 def _made(make_module: Callable[[], nn.Module], values: Values) -> nn.Module:

@@ -150,7 +150,7 @@ def trained(config: Config, draws: bool) -> tuple[str, list[bool]]:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("stage", [0, 1, 3], ids=["fsdp", "zero1", "zero3"])
 def test_weights_that_the_server_sends_give_the_bits_of_those_that_every_rank_draws(stage: int, tmp_path: Path) -> None:
     """Private and frozen ones and a drawn buffer too; some are mapped and some, which are small, are sent."""
@@ -160,7 +160,7 @@ def test_weights_that_the_server_sends_give_the_bits_of_those_that_every_rank_dr
     found = []
     for draws in (False, True):
         own = replace(config, run=RunConfig(name=str(draws), dir=str(tmp_path)))
-        found.append(run_ranks(trained, 3, own, draws, timeout=80))
+        found.append(run_ranks(trained, 3, own, draws, timeout=150))
     assert found[0][0] == found[1][0]
     assert [all(bare) for _, bare in found[0]] == [False, True, True]
     assert not any(any(bare) for _, bare in found[1])
