@@ -333,7 +333,8 @@ class DistributedCommunicator(Communicator):
         self._group.connect()  # the way of a sum depends on that of payloads
         aggregation = replace(self._aggregation(local, round), is_secret=secret)
         if not self.is_server:
-            yield answer_requests(aggregation)
+            answer_requests(aggregation)
+            yield None
             return
         if unknown := [report.client for report in accepted if report.client not in self._places]:
             aggregation.broadcast_request(Request(Op.ABORT))

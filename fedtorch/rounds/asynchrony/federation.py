@@ -74,7 +74,11 @@ class Federation:
             raise ValueError(f"its newest version is {event.newest}, after one of {self.version}")
         while self.version < event.newest:
             self.step()
-        job = self._arrive(event) if event.start >= 0 else self._lose_or_take_back(event)
+        job = None
+        if event.start >= 0:
+            job = self._arrive(event)
+        else:
+            self._lose_or_take_back(event)
         self.events.append((event, job))
         if not self.is_full(self.version):
             self._start_all()
