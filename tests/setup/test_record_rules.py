@@ -100,7 +100,9 @@ def test_a_silo_trains_in_one_process(changes: dict[str, str], ranks: int, words
         record.a_silo_trains_in_one_process(found)
 
 
-@pytest.mark.parametrize(("way", "again", "refused"), [("vmap", True, True), ("vmap", False, False), ("auto", True, False)])
+@pytest.mark.parametrize(
+    ("way", "again", "refused"), [("vmap", True, True), ("vmap", False, False), ("auto", True, False)]
+)
 def test_vmap_keeps_activations(way: str, again: bool, refused: bool, tmp_path: Path) -> None:
     found = plan(tmp_path, f"per_unit: {way}", engine=f"{{activation_checkpointing: {str(again).lower()}}}")
     if not refused:
