@@ -1,7 +1,7 @@
 """Measure what the privacy of rows and of persons costs in score, on real rows: questions of WikiSQL, dialogs of SGD.
 
 python benchmarks/record_utility.py [--data DIR] [--rows questions dialogs] [--seeds 0 1 2] [--epsilons 1 3 8]
-    [--kinds KIND ...] [--jobs 2] [--out DIR]
+    [--kinds KIND ...] [--rounds 4] [--jobs 2] [--out DIR]
 
 For each kind of rows (benchmarks/record_rows.py) a small encoder learns which frequent word comes first, on the public
 part alone, and is fixed; trained and sent are LoRA of rank 4 and a head. Scores are macro F1 on test rows, which are
@@ -36,7 +36,6 @@ from benchmarks.command import write_figures
 from benchmarks.record_rows import KINDS, Rows, write_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-ROUNDS = 4
 DELTA = 1e-4
 ENCODER = "{random: bert, hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 4, intermediate_size: 128}"
 USUAL = """
@@ -80,6 +79,8 @@ class Settings:
     out: Path
     declared: Mapping[str, Declared]
     """kind of rows -> silo -> unit -> how many"""
+    rounds: int
+    """of the silos; each step is one where noise is shared"""
     lr: float
     clip: float
 
@@ -107,7 +108,9 @@ def config_of(cell: Cell, settings: Settings) -> str:
     text = USUAL.format(name=cell.name, folder=out / "runs" / cell.name, seed=cell.seed)
     text += f"task: {{name: text_classification, data: {data}, model: {model}, max_length: 48}}\n"
     weights = "declared" if cell.way == "local" else "equal"
-    text += f"algorithm: {{name: fedavg, weights: {weights}}}\nrounds: {ROUNDS * (kind.steps if shared else 1)}\n"
+    text += (
+        f"algorithm: {{name: fedavg, weights: {weights}}}\nrounds: {settings.rounds * (kind.steps if shared else 1)}\n"
+    )
     batch = kind.batch.get(cell.unit, kind.batch["row"])
     batch *= len(_silos(settings, kind)) if cell.way == "together" else 1
     local = f"optimizer: adamw, lr: {settings.lr}, steps: {kind.steps}"
@@ -131,7 +134,7 @@ def _record(cell: Cell, settings: Settings, kind: Rows, one: str) -> str:
     unit = "row" if cell.unit == "row" else f"{{column: {kind.person}, max_rows: {kind.most}}}"
     more, keeps = "", f"epsilon: {cell.epsilon}, ledger: {settings.out / 'silos' / cell.name}"
     if cell.way.startswith("shared"):  # the sum that is opened, made in one process: each silo adds its share
-        z = noise(cell.epsilon or 0.0, kind.batch[cell.unit] / min(silos.values()), ROUNDS * kind.steps)
+        z = noise(cell.epsilon or 0.0, kind.batch[cell.unit] / min(silos.values()), settings.rounds * kind.steps)
         share = z / math.sqrt(len(silos) - int(cell.way[-1]))
         keeps = f"noise_multiplier: {share}, simulate: true, seed: {cell.seed}, reveal: [scores]"
     elif cell.way == "alone":
@@ -201,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     out = args.out.resolve()
     declared = {name: write_rows(KINDS[name], args.data, out / name) for name in args.rows}
-    settings = Settings(out, declared, args.lr, args.clip)
+    settings = Settings(out, declared, args.rounds, args.lr, args.clip)
     (out / "runs").mkdir(exist_ok=True)
     cells, found = cells_of(args), dict[Cell, dict[str, Any]]()
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
@@ -245,8 +248,8 @@ def table_of(found: Mapping[Cell, Mapping[str, Any]], settings: Settings) -> str
         units = {unit: [settings.declared[rows][name][unit] for name in _silos(settings, kind)] for unit in kind.units}
         shown = "; ".join(f"{unit}s {' '.join(map(str, sorted(counts)))}" for unit, counts in units.items())
         lines += [
-            f"{rows}: declared {shown}; {ROUNDS * kind.steps} steps of {dict(kind.batch)}, delta {DELTA:g}, clip "
-            f"{settings.clip:g}, lr {settings.lr:g}; macro F1 on {kind.scores}; seeds",
+            f"{rows}: declared {shown}; {settings.rounds * kind.steps} steps of {dict(kind.batch)}, delta {DELTA:g}, "
+            f"clip {settings.clip:g}, lr {settings.lr:g}; macro F1 on {kind.scores}; seeds",
             "",
             "| way | unit | " + " | ".join(f"ε {e:g}" for e in epsilons) + " | seeds |",
             "|---|---|" + "---:|" * (len(epsilons) + 1),
@@ -299,6 +302,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0, 3.0, 8.0])
     parser.add_argument("--kinds", nargs="+", default=list(WAYS), choices=[*WAYS, "public"])
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--clip", type=float, default=0.5)
     parser.add_argument("--jobs", type=int, default=2)

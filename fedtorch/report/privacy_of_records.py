@@ -15,8 +15,8 @@ from fedtorch.tracking.privacy_statement import against
 
 _LOCAL = "Each silo's epsilon holds by its own noise, whatever the others do."
 _SHARED = (
-    "Each silo's epsilon holds by the noise of {honest} silos together: sums are opened with {threshold} parts or more, "
-    "of which up to {colluders} may be of silos that tell the server theirs (privacy.colluders)."
+    "Each silo's epsilon holds by the noise of {honest} silos together: sums are opened with {threshold} parts or "
+    "more, of which up to {colluders} may be of silos that tell the server theirs (privacy.colluders)."
 )
 _APART = (
     "Those of several silos are for different units and are not added; a person with rows in several of them has what "
