@@ -178,8 +178,8 @@ def _while_built(built: BuiltRun) -> str:
         return f"{said} each rank of a machine"
     part = whole / ranks + 4 * Size.of(module).largest / 2**20
     return (
-        f"{said} the server, as much again for what all ranks of its machine read, and at most {part:,.0f} MiB for each "
-        f"of them; {whole:,.0f} MiB more for each rank of another machine"
+        f"{said} the server, as much again for what all ranks of its machine read, and at most {part:,.0f} MiB for "
+        f"each of them; {whole:,.0f} MiB more for each rank of another machine"
     )
 
 
