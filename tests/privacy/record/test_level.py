@@ -59,7 +59,8 @@ def test_only_steps_of_the_same_run_and_round_are_paid_for() -> None:
         assert bool(found.rests("a", 0)) == rests, known
 
 
-def test_twice_the_declared_units_are_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_twice_the_declared_units_are_the_most() -> None:
+    assert level().needs_homes  # key and ledger are where a silo trains
     assert len(level().work("a", 0, list(range(16)), ["a"]).units) == 16
     with pytest.raises(ConfigError, match=r"client a has 17 units, and privacy\.units declares 8; .* 2 times"):
         level().work("a", 0, list(range(17)), ["a"])
