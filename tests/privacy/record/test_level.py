@@ -93,6 +93,7 @@ def test_counts_and_steps_never_fall_and_a_round_tells_epsilon_and_norms() -> No
     again = found.facts(1, RoundFacts([replace(ok, extra={STEPS: 2.0})]), server)
     assert again.figures["privacy/epsilon/a"] == epsilon and server.numbers["privacy/steps/a"] == 4
     assert level().summary(server)["silos"]["a"]["epsilon"] == epsilon  # another process, from the server's state
+    assert level().summary(ServerState({}))["silos"]["a"]["steps"] == 0
 
 
 def test_what_is_simulated_has_no_epsilon() -> None:
