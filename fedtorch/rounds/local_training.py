@@ -123,6 +123,9 @@ class ClientTrainer:
     def begin(self) -> None:
         """Begin with the first round that is done now; called by all ranks alike, after a restore too."""
 
+    def end(self) -> None:
+        """The run is over, or was cut: nothing is under way any more."""
+
     def settle(self, accepted: Sequence[Report]) -> None:
         """A round's exchange is over: the states of the accepted clients count, the others' go, as do all updates."""
         self.context.store.commit([report.client for report in accepted])

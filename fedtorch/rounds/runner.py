@@ -89,6 +89,8 @@ class Runner:
             raise Interrupted(
                 f"stopped by a signal; {context.round} rounds are saved, the one under way {left}"
             ) from None
+        finally:
+            self.trainer.end()
 
     def catch_up(self, round: int) -> None:
         """After the run's end, for ranks that missed it: take the last state and the best weights, for `export`.

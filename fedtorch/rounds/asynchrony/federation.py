@@ -72,8 +72,7 @@ class Federation:
         """
         if event.newest < self.version:
             raise ValueError(f"its newest version is {event.newest}, after one of {self.version}")
-        while self.version < event.newest:
-            self.step()
+        self.step_to(event.newest)
         job = self._arrive(event) if event.start >= 0 else self._lose_or_take_back(event)
         self.events.append((event, job))
         if not self.is_full(self.version):
@@ -143,6 +142,11 @@ class Federation:
     def jobs(self) -> list[Job]:
         """Those that have arrived, by buffers, in the order of their arrivals."""
         return [job for number in sorted(self._arrivals) for job in self._arrivals[number]]
+
+    def step_to(self, version: int) -> None:
+        """Step until that version is the newest."""
+        while self.version < version:
+            self.step()
 
     def buffer(self, number: int) -> list[Job]:
         """The jobs of one buffer so far, in the order of their numbers."""
