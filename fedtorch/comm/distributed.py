@@ -212,8 +212,7 @@ class DistributedCommunicator(Communicator):
         sequence, num_clients = self._rendezvous.next, len(self.names)
         mine = mail.Mail(self.meter, self.rank, round=round, sequence=sequence, num_clients=num_clients)
         self._agreed = "" if vector is None else self._next_broadcast(vector)
-        found: list[tuple[int, Packet]] = []
-        gathered: list[Packet] = []
+        found, gathered = list[tuple[int, Packet]](), list[Packet]()
         sworn = self._transcript.oath(f"{phase}/{sequence}", oath) if self._transcript and oath else None
 
         def on_server(came: Mapping[int, bytes]) -> bytes:
@@ -333,7 +332,8 @@ class DistributedCommunicator(Communicator):
         self._group.connect()  # the way of a sum depends on that of payloads
         aggregation = replace(self._aggregation(local, round), is_secret=secret)
         if not self.is_server:
-            yield answer_requests(aggregation)
+            answer_requests(aggregation)
+            yield None
             return
         if unknown := [report.client for report in accepted if report.client not in self._places]:
             aggregation.broadcast_request(Request(Op.ABORT))

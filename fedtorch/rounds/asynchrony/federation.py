@@ -73,7 +73,11 @@ class Federation:
         if event.newest < self.version:
             raise ValueError(f"its newest version is {event.newest}, after one of {self.version}")
         self.step_to(event.newest)
-        job = self._arrive(event) if event.start >= 0 else self._lose_or_take_back(event)
+        job: Job | None = None
+        if event.start >= 0:
+            job = self._arrive(event)
+        else:
+            self._lose_or_take_back(event)
         self.events.append((event, job))
         if not self.is_full(self.version):
             self._start_all()
