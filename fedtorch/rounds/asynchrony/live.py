@@ -22,6 +22,7 @@ from fedtorch.rounds.asynchrony.training import JobTrainer
 from fedtorch.rounds.buffer import LATE, LOOK_EVERY_S, Late
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.membership import Stopped
+from fedtorch.train.engine import Engine
 
 _POLL_S = 0.01  # between two looks at what others have done
 WATCH_EVERY_S = 1.0  # between two looks at whether they are there
@@ -64,6 +65,8 @@ class LiveTrainer(JobTrainer):
         self._began_us = 0
         self._looked_s = self._watched_s = float("-inf")
         self._at_work: AtWork | None = None
+        is_own = type(context.components.engine) is Engine  # DeepSpeed has weights and states beside the module's
+        self._can_pause = is_own and not context.config.has_trainers
 
     def begin(self) -> None:
         """Take what was recorded, and send the older versions that jobs start from.
@@ -173,17 +176,17 @@ class LiveTrainer(JobTrainer):
     def _may_pause(self) -> bool:
         """Do the ranks want to meet, so that a job may stand still?
 
-        Not where others than the engine train, nor as long as buffers to come have jobs that were recorded: these must
-        be trained first.
+        Not where others than the package's own engine train, nor as long as buffers to come have jobs that were
+        recorded: these must be trained first.
         """
-        context, round = self.context, self.context.round
-        is_free = not context.config.has_trainers and all(job.buffer <= round for job in self._recorded)
-        return is_free and self.federation.is_full(round)
+        is_free = self._can_pause and all(job.buffer <= self.context.round for job in self._recorded)
+        return is_free and self.federation.is_full(self.context.round)
 
     @contextmanager
     def _received(self, job: Job) -> Iterator[None]:
         """Within it the rank has a copy of the job's version: the newest may change while the job stands still."""
-        self._keep(job.version)
+        if job.version == self.context.round:
+            self._keep(job.version)
         with self.context.vectors.received_as(self.context.versions.get(job.version)):
             yield
 
