@@ -223,9 +223,12 @@ class Communicator(ABC):
         """
 
     def missing(self) -> Sequence[int]:
-        """Other ranks that have ended, or have been silent for too long; for who waits without a meeting, now and then.
+        """Other ranks that have ended, or were silent for too long; for who waits without a meeting, now and then.
 
-        A meeting would find the same; nothing follows from it here.
+        Where the run goes on without them: nothing follows from it before the next meeting.
+
+        Raises:
+            DeadlineError, TrustError: as a meeting would, where the run does not go on without them.
         """
         return ()
 

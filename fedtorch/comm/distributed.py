@@ -255,7 +255,7 @@ class DistributedCommunicator(Communicator):
 
     def missing(self) -> list[int]:
         """Look at the others' heartbeats."""
-        return self._liveness.missing(self._liveness.others)
+        return self._liveness.spared(self._recovers)
 
     def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
         """Find out who is lost; DeadlineError if collectives fail again and again: the network is at fault."""

@@ -287,7 +287,7 @@ REAL = replace(BUFFERS, clock=ClockConfig(kind="real"))
     [
         "train",
         "header",
-        *(pytest.param(p, marks=pytest.mark.slow) for p in ("sent early", "report", "sums", "checkpoint")),
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("report", "sums", "checkpoint")),
     ],
 )
 def test_by_the_real_clock_the_jobs_of_lost_clients_are_written_down_and_replayed(phase: str, tmp_path: Path) -> None:

@@ -130,9 +130,10 @@ class LiveTrainer(JobTrainer):
                 self._go_on(self._at_work)
             elif self._at_work is None and (job := next(self._mine(), None)) is not None:
                 self._begin_job(job)
-            elif self.federation.is_full(round) or self._must_meet():
-                return
+            elif self.federation.is_full(round) or not self.federation.running:
+                return  # where nobody is left, a meeting says so
             else:
+                self._watch()
                 context.comm.heartbeat(phase="train", round=round)
                 if context.role.is_stopped():
                     raise Stopped
@@ -228,23 +229,22 @@ class LiveTrainer(JobTrainer):
             with self.context.vectors.received_as(at_work.present):
                 at_work.work.pause()
 
-    def _must_meet(self) -> bool:
-        """Is somebody away, so that the buffer may never be full? Looks once a second.
+    def _watch(self) -> None:
+        """Look once a second whether somebody is away, so that the buffer would never be full.
 
         Where the run goes on without a lost worker, the server says that its clients are lost, and nobody meets.
+
+        Raises:
+            DeadlineError: somebody is, and the run does not go on.
         """
         context, now_s = self.context, time.monotonic()
-        if not self.federation.running:
-            return True  # a meeting finds that too few clients are left
         if now_s - self._watched_s < WATCH_EVERY_S:
-            return False
+            return
         self._watched_s, gone = now_s, set(context.comm.missing())
-        if context.config.clients.on_loss != "continue" or 0 in gone:
-            return bool(gone)
-        workers, homes = context.components.topology.workers, context.components.placement.homes
-        away = {client for client, worker in homes.items() if gone & set(workers[worker])}
-        self._tell_losses(away | set(context.members.lost))
-        return False
+        if gone:
+            workers, homes = context.components.topology.workers, context.components.placement.homes
+            away = {client for client, worker in homes.items() if gone & set(workers[worker])}
+            self._tell_losses(away | set(context.members.lost))
 
     def _tell_losses(self, away: Collection[str]) -> None:
         """On the server: whose worker was lost since this was last called, or is back. away: clients, others too."""
