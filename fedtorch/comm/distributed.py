@@ -75,9 +75,8 @@ class DistributedCommunicator(Communicator):
         self.staging, self._groups, self._failures, self._is_closed, self._recovers = None, 0, 0, False, False
         self._transcript = Transcript.of(store, self.rank)
         beats, limit_s = copy.copy(store), store.timeout_s  # good before and after the parties have signed that
-        self._liveness = Liveness(
-            beats, options.links, self.rank, self.size, limit_s, options.stacks, sees_ends=options.recovers
-        )
+        us = self.rank, self.size, limit_s
+        self._liveness = Liveness(beats, options.links, *us, options.stacks, sees_ends=options.recovers)
         self.member, self.lost, self.has_ended = member, member.entry.lost, member.entry.is_over
         self.vector = MappedVector(lambda: self._group, lambda: store.shares_memory)
         self.memory = UpdateMemory(lambda: store.shares_memory and self.size > 1 and self.staging is None)
