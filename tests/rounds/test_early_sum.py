@@ -78,6 +78,25 @@ def test_every_round_but_the_first_takes_the_sum_that_came_early(evaluation: dic
     assert (digest, scores) == (alone.digest, alone.scores)
 
 
+def operations(folder: str, changes: dict[str, Any]) -> int:
+    """How many operations the group of a run on one machine had."""
+    with DistributedCommunicator.join(tuple(TASK.clients), 30) as comm:
+        comm.preflight({})
+        make_runner(config_of(folder, clients=ClientsConfig(), **changes), comm).run()
+        return comm._group.sequence
+
+
+def test_on_one_machine_a_known_scale_and_a_buffer_of_all_cost_no_operation_more(tmp_path: Path) -> None:
+    equal = ClockConfig(duration=DurationConfig("table", seconds=dict.fromkeys(TASK.clients, 1.0)))
+    kinds: dict[str, dict[str, Any]] = {
+        "reports": {"system": SystemConfig()},
+        "previous": {},
+        "asynchronous": {"asynchrony": AsyncConfig(len(TASK.clients), len(TASK.clients), clock=equal)},
+    }
+    found = {kind: run_ranks(operations, 3, str(tmp_path / kind), changes)[0] for kind, changes in kinds.items()}
+    assert found["reports"] == found["previous"] == found["asynchronous"] > ROUNDS
+
+
 def parts_sent() -> list[list[str]]:
     """The clients' names of each part that this rank announces from now on."""
     seen: list[list[str]] = []
