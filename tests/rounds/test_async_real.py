@@ -35,6 +35,7 @@ from fedtorch.rounds.asynchrony.arrivals_file import read_events
 from fedtorch.rounds.asynchrony.federation import Event, Federation
 from fedtorch.rounds.asynchrony.pausing import Pausable
 from fedtorch.rounds.buffer import LATE
+from fedtorch.train.settings import TrainerConfig
 
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(
@@ -166,6 +167,21 @@ def test_a_job_that_stands_still_while_versions_are_made_and_evaluated_has_the_s
     replay = config_of(tmp_path / "again", replay_of(tmp_path / "real", settings), eval=EvalConfig(every=1))
     replayed = make_runner(replay).run()
     assert (replayed.digest, replayed.scores) == found[0][0]
+
+
+OWN = ClientConfig(trainer=TrainerConfig("own_training:train"))
+
+
+def with_own_training(folder: str) -> str:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
+        return make_runner(config_of(folder, client=OWN), comm).run().digest
+
+
+@pytest.mark.processes
+def test_training_of_ones_own_ends_before_a_version_and_is_replayed(tmp_path: Path) -> None:
+    digest, *_ = run_ranks(with_own_training, 3, str(tmp_path / "real"))
+    replayed = make_runner(config_of(tmp_path / "again", replay_of(tmp_path / "real"), client=OWN)).run()
+    assert replayed.digest == digest
 
 
 def test_work_stands_still_where_it_says_so_and_what_it_raises_is_raised() -> None:

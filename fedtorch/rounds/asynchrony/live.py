@@ -157,9 +157,13 @@ class LiveTrainer(JobTrainer):
         return components.topology.worker_of(self.context.comm.rank) is not None
 
     def _begin_job(self, job: Job) -> None:
-        present, engine = self.context.vectors.flat, self.context.components.engine
-        work = Pausable(partial(self._train_job, job), engine)
-        self._at_work = AtWork(job, self._now_us(), present, work)
+        started = self._now_us()
+        if not self._can_pause:
+            self._train_job(job)
+            self._announce(job, started)
+            return
+        work = Pausable(partial(self._train_job, job), self.context.components.engine)
+        self._at_work = AtWork(job, started, self.context.vectors.flat, work)
         self._go_on(self._at_work)
 
     def _go_on(self, at_work: AtWork) -> None:
