@@ -147,7 +147,7 @@ def test_by_the_real_clock_clients_of_a_rank_that_is_back_start_again_and_are_re
     lose_and_let_in(["--config", str(toy_config(tmp_path)), "--set", *SETTINGS, *ASYNC[1:], real])
     text = (tmp_path / "run" / "arrivals.jsonl").read_text()
     about = [(line["status"], line["client"]) for line in map(json.loads, text.splitlines()[1:]) if "start" not in line]
-    lost = {client for status, client in about if status == "lost"}
+    lost = {client for status, client in about if status in ("lost", "left")}
     assert lost and {client for status, client in about if status == "back"} == lost
     replay = f"async={{buffer: 2, concurrent: 3, replay: {tmp_path / 'run'}}}"
     again = load([toy_config(tmp_path / "alone")], [*SETTINGS, *ASYNC[1:], replay])

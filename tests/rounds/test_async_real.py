@@ -374,6 +374,27 @@ def test_what_follows_from_arrivals_by_hand() -> None:
         federation.apply(Event(4, 1, "ok", 0, 9))
 
 
+@pytest.mark.parametrize(("status", "void"), [("lost", [True, False, True]), ("left", [False, False, True])])
+def test_what_lost_clients_have_in_buffers_that_are_open_weighs_nothing(status: str, void: list[bool]) -> None:
+    """K 2, M 3: a is in the buffer that closes, and in the next one by the job that it is at; b stays."""
+    federation = Federation(AsyncConfig(buffer=2, concurrent=2, starts="longest"), "ab", 0)
+    federation.apply(Event(0, 0, "ok", 0, 2))
+    assert [job.client for job in federation.running.values()] == ["b", "a"]
+    federation.apply(Event(1, 0, "ok", 0, 3))
+    assert federation.is_full(0)
+    federation.apply(Event(-1, 0, status, 4, 4, place=0))
+    assert [bool(job.void) for job in federation.jobs] == void and federation.jobs[2].void == "failed:Lost"
+    federation.step_to(1)
+    assert [job.client for job in federation.running.values()] == ["b"]  # nobody but b starts
+    with pytest.raises(ValueError, match=f"client number 0 cannot be {status}"):
+        federation.apply(Event(-1, 1, status, 5, 5, place=0))
+    federation.apply(Event(-1, 1, "back", 6, 6, place=0))
+    assert [job.client for job in federation.running.values()] == ["b", "a"]
+    for place in (-1, 2):
+        with pytest.raises(ValueError, match="cannot be lost"):
+            federation.apply(Event(-1, 1, "lost", 7, 7, place=place))
+
+
 def test_an_empty_file_has_no_events() -> None:
     federation = Federation(AsyncConfig(buffer=2, concurrent=3), "abcd", 0)
     with pytest.raises(ConfigError, match="here, line 1 is no head"):

@@ -250,19 +250,24 @@ class LiveTrainer(JobTrainer):
             away = {client for client, worker in homes.items() if gone & set(workers[worker])}
             self._tell_losses(away | set(context.members.lost))
 
-    def _tell_losses(self, away: Collection[str]) -> None:
-        """On the server: whose worker was lost since this was last called, or is back. away: clients, others too."""
+    def _tell_losses(self, away: Collection[str], counted: Collection[str] = ()) -> None:
+        """On the server: whose worker was lost since this was last called, or is back.
+
+        away: clients, others too. counted: those with an update in the sum of the buffer that closes now.
+        """
         if self.context.comm.is_server:
             self._sync()
             now = {place for place, name in enumerate(self.federation.names) if name in away}
             for place in sorted(now ^ self.federation.lost):
-                newest, status, at = self.federation.version, "lost" if place in now else "back", self._now_us()
-                self._tell(Event(-1, max(newest, self.context.round), status, at, at, place))
+                lost = "left" if self.federation.names[place] in counted else "lost"
+                newest, at = max(self.federation.version, self.context.round), self._now_us()
+                self._tell(Event(-1, newest, lost if place in now else "back", at, at, place))
             self._sync()
 
     def settle(self, accepted: Sequence[Report]) -> None:
-        """As for a plan; who was lost before the buffer's sum was made is written down before a checkpoint is."""
-        self._tell_losses(set(self.context.members.lost))
+        """As for a plan; who is lost, and whether the sum is without them, is written down before a checkpoint is."""
+        counted = {self.jobs.client_of(report.client) for report in accepted}
+        self._tell_losses(set(self.context.members.lost), counted)
         self._write()
         super().settle(accepted)
 
