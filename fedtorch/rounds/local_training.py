@@ -80,6 +80,7 @@ class ClientTrainer:
         self.lateness = Lateness(context.config.clients, context.comm.arrivals)
         self.attackers = Attackers(context.config.attack, context.components.training, context.config.run.seed)
         self._steps = 0  # of the client that is trained
+        self._delivered: Report | None = None  # of the client that is trained, once its update is in the buffer
         self.trainer_of = cache(trainer_of)
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(self.attackers.load)
         self._references = References(context.components.engine)
@@ -115,10 +116,10 @@ class ClientTrainer:
         reports = []
         self.early.begin(self.drawn, self.placed)
         try:
-            for client, draws in self.drawn:
+            for client, _ in self.drawn:
                 if context.role.hosts(self.placed[client.name]):
                     reports.append(self._train_or_retry(client))
-                    self.early.put(reports[-1], draws)
+                    self.early.put(reports[-1])
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
         return reports if context.role.leads else []
@@ -176,7 +177,7 @@ class ClientTrainer:
         started, device = time.monotonic(), self.context.components.engine.device
         devices.begin_count(device)
         report, failure, of_a_peer = Report(client.name), "", False
-        self._steps = 0
+        self._steps, self._delivered = 0, None
         try:
             if why := self.context.mechanism.rests(client.name, self.context.round):
                 log.warning("round %d: client %s: %s", self.context.round + 1, client.name, why)
@@ -193,6 +194,8 @@ class ClientTrainer:
             failure = self._settled(failure)
         if failure:
             self.context.components.engine.free()
+            if self._delivered is not None:
+                self.early.take_back(self._key(client.name))
             report = Report(client.name, status=failure)
         if self.context.config.track.device_usage:
             report = replace(report, extra={**report.extra, **devices.usage(device)})
@@ -229,12 +232,11 @@ class ClientTrainer:
         # the buffer's next vector, which then keeps the update as it is
         job = self._make_job(client, parts, outgoing=self.context.blank(), on_step=on_step)
         job.saves = self._under_way.of(client.name, counts=job.silo is None)
+        job.hand_over = partial(self._hand_over, job)
         report = self._run(job)
         self._keep_trained(job, report)
         if job.outgoing.is_sent:
-            report = self._measured(job, report)
-            self._check_places(job)
-            report = self._put(job, report)
+            report = self._deliver(job, report)
         self._stage(job, report)
         self.lateness.arrive(client.name)
         return report
@@ -255,6 +257,25 @@ class ClientTrainer:
     def _settings(self, client: str) -> ClientConfig:
         """Its local training, with the learning rate of the version from which it starts."""
         return self.context.settings_of(client)
+
+    def _hand_over(self, job: ClientJob, report: Report) -> None:
+        """Let the update travel while its client trains on, if it may; else it is kept when the client is done.
+
+        It may not where something else comes to it: an attacker's or a mechanism's changes.
+        """
+        is_own = job.client.name in self.attackers or self.context.mechanism.changes_updates
+        if self.early.is_under_way and not is_own:
+            report = replace(report, client=self._key(job.client.name), extra={**report.extra, **self._counts(job)})
+            self.early.put(self._deliver(job, report))
+
+    def _deliver(self, job: ClientJob, report: Report) -> Report:
+        """Measure the update and keep it for the exchange, unless that is done; the report with what was measured."""
+        if (delivered := self._delivered) is not None:
+            return replace(report, norm=delivered.norm, max_abs=delivered.max_abs)
+        report = self._measured(job, report)
+        self._check_places(job)
+        self._delivered = report = self._put(job, report)
+        return report
 
     def _put(self, job: ClientJob, report: Report) -> Report:
         """Keep what is sent for the client; the report of it."""
@@ -337,12 +358,16 @@ class ClientTrainer:
         task = components.training
         counted = added({} if job.saves is None else job.saves.counted, task.pop_counters(components.engine.module))
         counted = dict(zip(counted, components.engine.summed([*counted.values()]), strict=True))
-        counted |= {} if job.silo is not None else task.counts(job.examples)
+        counted |= self._counts(job)
         report = job.outgoing.close(returned)
         report = replace(report, extra={**report.extra, **counted})
         if problem := report_problem(report):
             raise FedtorchError(f"{type(algorithm).__name__} made a report that cannot be sent: {problem}")
         return report
+
+    def _counts(self, job: ClientJob) -> Mapping[str, float]:
+        """What the task counts of the client's rows, where their number may be known."""
+        return {} if job.silo is not None else self.context.components.training.counts(job.examples)
 
     def _keep_trained(self, job: ClientJob, report: Report) -> None:
         """Keep the trained weights where clients are evaluated with them (eval.point)."""

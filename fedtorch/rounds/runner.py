@@ -170,9 +170,9 @@ class Runner:
         context, members = self.context, self.context.members
         with context.timed("train"):
             own = self.trainer.train_cohort()
-            self.trainer.early.finish()
+            self.trainer.early.close()
         self.saving.finish()
-        with context.timed("train"):
+        with context.timed("train"), self.trainer.early.finished():
             self._finish_evaluation()
             context.comm.pass_updates(context.updates, own, round=context.round)
             reports, decided = gather(context, own, self.trainer.drawn, self.steps.oath())

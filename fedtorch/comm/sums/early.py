@@ -50,9 +50,10 @@ Queued = tuple[int, float]  # client, its own weight
 class Early(ABC):
     """One rank's side of an early sum; its thread has the group until `finish`."""
 
-    def __init__(self, aggregation: Aggregation, store: Store, scale: SumScale, pace: SendingPace) -> None:
+    def __init__(self, aggregation: Aggregation, store: Store, scale: SumScale, pace: SendingPace, size: int) -> None:
+        """size: numbers of each update that travel."""
         group, self._pace = aggregation.group, pace
-        self._main, self._store, self._scale = aggregation, store, scale
+        self._main, self._store, self._scale, self._size = aggregation, store, scale, size
         aside = copy(group)  # the same sockets; what fails there is raised by `finish`
         aside.on_error = _fail
         self._aside = replace(aggregation, group=aside)
@@ -60,12 +61,17 @@ class Early(ABC):
         self._queue: SimpleQueue[Queued | None] = SimpleQueue()
         self._problem = ""
         self._is_verdict = False  # is it known which rank is wrong, and said in the problem?
+        self._is_void = False
         self._thread = Thread(target=self._run_guarded, name="fedtorch-early", daemon=True)
         self._thread.start()
 
     def put(self, client: str, weight: float) -> None:
         """The client's update is in the buffer, finite, and may be sent. weight: its own, not 0."""
         self._queue.put((Names.of(self._main.names).place(client), weight))
+
+    def void(self) -> None:
+        """An update that was put does not count: the sum is made anew. Nothing more of this rank travels early."""
+        self._is_void = True
 
     def close(self, beat: Callable[[], None]) -> None:
         """No more clients come from this rank; elsewhere than on the server, wait until everything is sent.

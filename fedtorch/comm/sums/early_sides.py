@@ -53,30 +53,34 @@ class EarlySender(Early):
                 queued = self._queue.get()
                 is_over = queued is None
                 part += [] if queued is None else [queued]
-            if part:
+            if part and not self._is_void:
                 self._send(number, part)
             if is_over:
+                if self._is_void:
+                    self._store.set(_void(self._key, self._main.group.rank), "")
                 return
             part = []
 
     def _bytes(self, count: int) -> int:
-        local = self._main.local
-        return local.size * (local.dtype.itemsize if count == 1 else SUM_DTYPE.itemsize)
+        return self._size * (self._main.local.dtype.itemsize if count == 1 else SUM_DTYPE.itemsize)
 
     def _pays(self, count: int) -> bool:
         return self._pace.pays(self._bytes(count), time.monotonic())
 
     def _send(self, number: int, part: list[Queued]) -> None:
         aggregation = self._aside
-        own = [(aggregation.local.get(aggregation.names[client]), weight) for client, weight in part]
+        try:
+            own = [(aggregation.local.get(aggregation.names[client]), weight) for client, weight in part]
+        except KeyError:  # void by now
+            return
         note = {"clients": [client for client, _ in part], "weights": [weight.hex() for _, weight in part]}
         self._store.set(f"{self._key}/{aggregation.group.rank}/{number}", json.dumps(note))
         self._store.add(self._key, 1)
-        size, began_s = aggregation.local.size, time.monotonic()
+        began_s = time.monotonic()
         if len(own) == 1:
-            send_updates([own[0][0]], aggregation, size, in_windows=True)
+            send_updates([own[0][0]], aggregation, self._size, in_windows=True)
         else:
-            send_sum(aggregation, (), own, self._scale, size)
+            send_sum(aggregation, (), own, self._scale, self._size)
         self._pace.see_sent(self._bytes(len(own)), time.monotonic() - began_s)
 
 
@@ -102,6 +106,7 @@ class EarlyReceiver(Early):
         store: Store,
         scale: SumScale,
         pace: SendingPace,
+        size: int,
         ranks: Mapping[str, int],
     ) -> None:
         """ranks: client that will have an update -> rank that it will be on."""
@@ -110,12 +115,12 @@ class EarlyReceiver(Early):
         for client, rank in ranks.items():
             if rank in self._left:  # a lost rank's clients are drawn still, and come from nobody
                 self._left[rank].add(places.place(client))
-        self._sum = RunningSum(local.size, scale, local.sums)
+        self._sum = RunningSum(size, scale, local.sums)
         self._weights: dict[str, float] = {}
         self._parts: list[_Part] = []
         self._next = dict.fromkeys(aggregation.group.members[1:], 0)
         self._announced = 0
-        super().__init__(aggregation, store, scale, pace)
+        super().__init__(aggregation, store, scale, pace, size)
 
     def sum_of(
         self, scale: SumScale, weighted: Sequence[tuple[Report, float]], check: SumCheck, dtype: torch.dtype
@@ -123,7 +128,7 @@ class EarlyReceiver(Early):
         """Return the sum of what came early; None: that is not what counts now, so it is sent again."""
         weights = {report.client: weight for report, weight in weighted}
         is_done = not (self._thread.is_alive() or self._problem)
-        if not is_done or (scale.exponent, weights) != (self._scale.exponent, self._weights):
+        if self._is_void or not is_done or (scale.exponent, weights) != (self._scale.exponent, self._weights):
             log.debug("round %d: what was sent early is not what counts; it is sent again", self._main.round + 1)
             return None
         for part in self._parts:
@@ -134,7 +139,7 @@ class EarlyReceiver(Early):
             if not part.is_whole:
                 check.see_damage(part.rank, part.clients)
         local = self._main.local
-        out = local.sums.lend(local.size, dtype)
+        out = local.sums.lend(self._size, dtype)
         check.see_sum(self._sum.write(out, scale), out)
         return out
 
@@ -150,12 +155,17 @@ class EarlyReceiver(Early):
                 while any([self._receive_next(rank) for rank in self._next]):
                     pass
             if is_last:
-                self._store.delete([self._key])
+                voids = [key for rank in self._next if self._store.has([key := _void(self._key, rank)])]
+                self._is_void |= bool(voids)
+                self._store.delete([self._key, *voids])
                 return
 
     def _add_own(self, client: int, weight: float) -> None:
         name = self._main.names[client]
-        grad = self._main.local.get(name)
+        try:
+            grad = self._main.local.get(name)
+        except KeyError:  # void by now
+            return
         for start, stop in windows(len(grad)):
             self._sum.add(start, grad[start:stop], weight)
         self._weights[name] = weight
@@ -188,7 +198,7 @@ class EarlyReceiver(Early):
     def _arriving(self, rank: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
         """(start, numbers) of every window that the rank sends; valid until the next one is asked for."""
         group, local = self._aside.group, self._main.local
-        spans = deque(windows(local.size))
+        spans = deque(windows(self._size))
         longest = max((stop - start for start, stop in spans), default=0)
         idle = [local.sums.lend(longest, dtype) for _ in range(min(IN_FLIGHT, len(spans)))]
         under_way: deque[tuple[Transfer, Tensor, int]] = deque()
@@ -200,7 +210,7 @@ class EarlyReceiver(Early):
             transfer, buffer, start = under_way.popleft()
             yield start, group.wait(transfer)
             idle.append(buffer)
-        self._main.meter.count("up", "aggregate", physical=local.size * dtype.itemsize)
+        self._main.meter.count("up", "aggregate", physical=self._size * dtype.itemsize)
 
 
 def begin_early(
@@ -216,15 +226,17 @@ def begin_early(
     It does not help where ranks share memory: sending costs the training its cores, and a sum from memory that all can
     read waits for nothing that is sent.
 
-    exponent: of the scale; only the server's counts. exchange: `system.exchange`. ranks: see `Communicator`. former: of
+    Nor where updates have several lengths. exponent: of the scale; only the server's counts. exchange: `system.exchange`. ranks: see `Communicator`. former: of
     an earlier round.
     """
     group, local = aggregation.group, aggregation.local
     senders, own = len({*ranks.values()} - {0}), [*ranks.values()].count(group.rank)
-    if not senders or exchange == "reduce" or (exchange == "auto" and senders > MOST_SENDERS):
+    lengths = {local.length(client) for client in ranks}
+    if not senders or len(lengths) > 1 or exchange == "reduce" or (exchange == "auto" and senders > MOST_SENDERS):
         return None
-    most = own * local.size * SUM_DTYPE.itemsize if group.rank else 0
-    group.agree(Op.EARLY, round=aggregation.round, length=local.size, dtype=local.dtype, num_bytes=most)
+    size = lengths.pop()
+    most = own * size * SUM_DTYPE.itemsize if group.rank else 0
+    group.agree(Op.EARLY, round=aggregation.round, length=size, dtype=local.dtype, num_bytes=most)
     is_late = exchange == "auto" and aggregation.reads_in_place
     told = torch.tensor([exponent is not None and not is_late, exponent or 0], dtype=torch.int64)
     group.broadcast_numbers(told)
@@ -233,5 +245,10 @@ def begin_early(
         return None
     pace = SendingPace(own, time.monotonic(), former._pace.s_per_byte if former else 0.0)
     if group.rank:
-        return EarlySender(aggregation, store, SumScale(servers), pace)
-    return EarlyReceiver(aggregation, store, SumScale(servers), pace, ranks)
+        return EarlySender(aggregation, store, SumScale(servers), pace, size)
+    return EarlyReceiver(aggregation, store, SumScale(servers), pace, size, ranks)
+
+
+def _void(key: str, rank: int) -> str:
+    """Where a rank says that an update that it has put does not count."""
+    return f"{key}/{rank}/void"

@@ -88,7 +88,7 @@ class JobTrainer(ClientTrainer):
         buffer = self._open()
         self.early.begin(self.drawn, {self.jobs.name(job): self._worker[job.start] for job in buffer})
         for report in self._of(buffer):  # trained before the version that is now the newest
-            self.early.put(report, 1)
+            self.early.put(report)
         self._keep_version()
         try:
             for worker, jobs in self._waves[context.round - self._first].items():
@@ -96,7 +96,7 @@ class JobTrainer(ClientTrainer):
                     for job in jobs:
                         self._train_job(job)
                         if job.buffer == context.round:
-                            self.early.put(self._reports[self.jobs.name(job)], 1)
+                            self.early.put(self._reports[self.jobs.name(job)])
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
         return self._of(buffer)
