@@ -223,7 +223,8 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
         for report, reason in () if context.mechanism.hides_clients else decision.refused:
             client = context.client_of(report.client)
             log.warning("round %d: client %s is left out: %s", context.round + 1, client, reason)
-        context.server.numbers[VOID_ROUNDS] = decision.void_rounds
+        if decision.verdict == "ok":  # else this round is done again
+            context.server.numbers[VOID_ROUNDS] = decision.void_rounds
         if decision.void_rounds:
             log.warning(
                 "round %d: %d usable updates, clients.min is %s: the server takes no step",

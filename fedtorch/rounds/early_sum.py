@@ -15,7 +15,7 @@ from fedtorch.rounds.membership import Stopped
 
 
 class EarlySum:
-    """Called by all ranks alike, but for `put` and `take_back`; does nothing where the scale is not known before the round."""
+    """Called by all ranks alike, but for `put` and `take_back`; does nothing where the scale is not known before."""
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtorch.core.errors import BudgetError, Interrupted
+from fedtorch.core.errors import BudgetError, FedtorchError, Interrupted
 from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.state_keys import EVALUATED, SERVER_TRAINED
 from fedtorch.core.update import Report
@@ -25,7 +25,7 @@ from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.export import ModelWriter
-from fedtorch.rounds.membership import Returned, Stopped
+from fedtorch.rounds.membership import Ended, Returned, Stopped
 from fedtorch.rounds.opened_leaves import steps_of
 from fedtorch.rounds.report_checks import check_complete
 from fedtorch.rounds.result import Result
@@ -62,6 +62,8 @@ class Runner:
             Interrupted: a signal came; the last complete round is saved.
             Returned: lost ranks are back; the same.
             BudgetError: another round would pass `privacy.max_epsilon`; the same.
+            QuorumError, NonFiniteError: updates were too few, or one must not fail; the same. Of weights that are not
+                finite nothing is saved.
             FedtorchError: see `errors`.
         """
         context, config = self.context, self.components.config
@@ -79,10 +81,12 @@ class Runner:
             while context.round < config.rounds and not self.evaluation.best.has_stopped:
                 self._one_round()
             return self._finish()
-        except (Stopped, Returned, BudgetError) as cut:
+        except (Stopped, Returned, Ended, BudgetError) as cut:
             self.saving.finish()
             if context.round > self.saving.saved:
                 self.saving.save(is_last=True)
+            if isinstance(cut, Ended):
+                raise cut.reason
             if not isinstance(cut, Stopped):
                 raise
             left = "goes on where it was" if config.checkpoint.saves_steps else "will be repeated"
@@ -157,7 +161,10 @@ class Runner:
         while True:
             decision = self._train_and_combine()
             with context.timed("aggregate"):
-                apply_verdict(context, decision)
+                try:
+                    apply_verdict(context, decision)
+                except FedtorchError as error:
+                    raise Ended(error) from None
                 is_done = self._step(decision)
                 self.trainer.learn(decision.accepted)
                 self.trainer.settle(decision.accepted if is_done else ())

@@ -98,8 +98,8 @@ class ClientJob:
     trainer: LocalTrainer | None = None
     """what trains in place of `train.loop`"""
     hand_over: Callable[[Report], None] = _wait
-    """hand_over(report): called where all is sent and training goes on, so that the update may travel meanwhile. report:
-    all that `Algorithm.own_weight` looks at; the client's own follows at its end"""
+    """hand_over(report): called where all is sent and training goes on, so that the update may travel meanwhile;
+    `report` has all that `Algorithm.own_weight` looks at, and that of `client_update` follows"""
     saves: Saves | None = None
     """saves its trainings while they are under way; None: nobody does"""
 

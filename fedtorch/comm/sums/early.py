@@ -6,12 +6,12 @@ the sum that is asked for then; otherwise all updates are sent again, as always 
        the server                                        every other rank
     1. agree: `Op.EARLY`, round, length, dtype; then     the same
        the exponent of the scale, if it has one
-    2. a thread asks the store for announcements         a thread waits for clients that are done
+    2. a thread asks the store for announcements         a thread waits for clients that are done, or have handed over
     3.                                                   announces a part: all clients that are done and not sent, once
                                                          it pays (`sending_pace`)
     4. receives it window by window and adds it; adds    sends it: one update as it is, several as the sum of their
        its own clients' updates between the parts        whole numbers; then the digests, as in step 5 of `aggregation`
-    5.                                                   has sent everything, before the meeting that ends the training
+    5.                                                   has sent everything, before the meeting that brings reports
     6. after that meeting: receives what was announced   learns whether its sending failed
     7. in `aggregation`, in place of its steps 3 to 5, where scale, clients and weights are those of the parts: compares
        each part with the reports, and writes the sum

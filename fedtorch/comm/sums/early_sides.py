@@ -224,9 +224,9 @@ def begin_early(
     """Begin, on all ranks alike; None on all of them where it would not help, or the server has no scale.
 
     It does not help where ranks share memory: sending costs the training its cores, and a sum from memory that all can
-    read waits for nothing that is sent.
+    read waits for nothing that is sent. Nor is there an early sum of updates of several lengths.
 
-    Nor where updates have several lengths. exponent: of the scale; only the server's counts. exchange: `system.exchange`. ranks: see `Communicator`. former: of
+    exponent: of the scale; only the server's counts. exchange: `system.exchange`. ranks: see `Communicator`. former: of
     an earlier round.
     """
     group, local = aggregation.group, aggregation.local
