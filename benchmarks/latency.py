@@ -5,9 +5,9 @@ python benchmarks/latency.py [--kinds plain full] [--before COMMIT] [--trips 1 5
 The machines are namespaces of this one, and the wire between them is a process that holds every packet back (Linux,
 root, /dev/net/tun). The server and all workers but the last are on the first machine, the last worker is on the second.
 The job is `demo/first` with a smaller model, so that bytes cost nothing: `plain` rounds train and combine, `full` ones
-are evaluated and saved too, in `delayed` ones a fragment of Streaming DiLoCo is sent 150 steps before their end, and in
-`overlapped` ones it travels meanwhile. The median of all rounds but the first two counts. COMMIT is run beside this
-tree.
+are evaluated and saved too. Two other kinds are `diloco/streamed` with two replicas, whose fragment is due 90 steps
+before a round's end: a `delayed` one is sent at the end, an `overlapped` one travels meanwhile. The median of all rounds
+but the first two counts. COMMIT is run beside this tree.
 """
 
 from __future__ import annotations
@@ -34,20 +34,17 @@ from benchmarks.wires import Machine, why_not
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = {"rounds": 3, "ranks": 2}
-PLAIN = ["eval.every=0", "checkpoint.every=1000"]
-DELAYED = [
-    *PLAIN,
-    "client.epochs=null",
-    "client.steps=160",
-    "algorithm={name: streaming_diloco, fragments: [[encoder*, shared*], [decoder*, lm_head*]], delay: 150}",
-]
-KINDS = {
-    "plain": PLAIN,
-    "full": ["eval.every=1", "checkpoint.every=1"],
-    "delayed": DELAYED,
-    "overlapped": [*DELAYED, "system.sum_scale=previous"],
-}
 SMALL = ["task.model={d_model: 8, d_ff: 8, d_kv: 4, num_heads: 2}", "task.max_train=16", "eval.on_start=false"]
+PLAIN = ["eval.every=0", "checkpoint.every=1000"]
+ROWS = ["docs/examples/openfedllm_rows.py", "made"]
+DELAYED = [*PLAIN, "client.steps=100", "algorithm.delay=90", "task.data.clients={iid: 2}"]
+KINDS = {
+    "plain": ("demo/first", [*SMALL, *PLAIN]),
+    "full": ("demo/first", [*SMALL, "eval.every=1", "checkpoint.every=1"]),
+    "delayed": ("diloco/small/streamed", DELAYED),
+    "overlapped": ("diloco/small/streamed", [*DELAYED, "system.sum_scale=previous"]),
+}
+"""Name of a job -> its config and what is changed in that."""
 
 
 def job(tree: Path, milliseconds: float, kind: str, args: Any) -> list[float]:
@@ -58,9 +55,13 @@ def job(tree: Path, milliseconds: float, kind: str, args: Any) -> list[float]:
     """
     with tempfile.TemporaryDirectory() as folder, Machine("10.84.0.1") as near, Machine("10.84.0.2") as far:
         near.connect_far(far, milliseconds / 2)
-        sets = [f"run.dir={folder}/run", f"rounds={args.rounds}", *SMALL, *KINDS[kind]]
+        config, changes = KINDS[kind]
+        sets = [f"run.dir={folder}/run", f"rounds={args.rounds}", *changes]
+        if config.startswith("diloco"):
+            subprocess.run([sys.executable, *ROWS, folder], cwd=tree, check=True, stdout=subprocess.DEVNULL)
+            sets.append(f"task.data.source={folder}/small_sft.jsonl")
         words = [word for each in sets for word in ("--set", each)]
-        command = [sys.executable, "-m", "fedtorch.main", "--config", "configs/demo/first.yaml", *words]
+        command = [sys.executable, "-m", "fedtorch.main", "--config", f"configs/{config}.yaml", *words]
         last, started = args.ranks - 1, []
         for rank in range(args.ranks):
             there = last if rank < last else 1
