@@ -5,9 +5,9 @@ python benchmarks/latency.py [--kinds plain full] [--before COMMIT] [--trips 1 5
 The machines are namespaces of this one, and the wire between them is a process that holds every packet back (Linux,
 root, /dev/net/tun). The server and all workers but the last are on the first machine, the last worker is on the second.
 The job is `demo/first` with a smaller model, so that bytes cost nothing: `plain` rounds train and combine, `full` ones
-are evaluated and saved too. Two other kinds are `diloco/streamed` with two replicas, whose fragment is due 90 steps
-before a round's end: a `delayed` one is sent at the end, an `overlapped` one travels meanwhile. The median of all rounds
-but the first two counts. COMMIT is run beside this tree.
+are evaluated and saved too. Two further kinds are `diloco/streamed` with two replicas, whose fragment is due 90 steps
+before a round's end: a `delayed` one is sent at the end, an `overlapped` one travels meanwhile. The median of all
+rounds but the first two counts. COMMIT is run beside this tree.
 """
 
 from __future__ import annotations

@@ -31,10 +31,11 @@ from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.early_sum import EarlySum
 from fedtorch.rounds.lateness import Late, Lateness
 from fedtorch.rounds.membership import Stopped
-from fedtorch.rounds.pace import Pace
+from fedtorch.rounds.pace import Pace, longest_of
 from fedtorch.rounds.placement import costs
 from fedtorch.rounds.private_weights import private_weights
 from fedtorch.rounds.references import References
+from fedtorch.rounds.report_checks import check_places
 from fedtorch.rounds.under_way import UnderWay, added
 from fedtorch.train.attacks.attackers import Attackers
 from fedtorch.train.job import ClientJob
@@ -143,18 +144,7 @@ class ClientTrainer:
 
     def waited_for(self, reports: Sequence[Report]) -> str:
         """One line on the worker whose clients took longest in this round; empty with less than two workers."""
-        taken: dict[int, float] = {}
-        for report in reports:
-            worker = self.placed[report.client]
-            taken[worker] = taken.get(worker, 0.0) + report.seconds
-        if len(taken) < 2:
-            return ""
-        (longest, slowest), (second, _) = sorted(((s, worker) for worker, s in taken.items()), reverse=True)[:2]
-        clients = [report.client for report in reports if self.placed[report.client] == slowest]
-        return (
-            f"waited longest for worker {slowest} ({', '.join(clients[:5])}): {longest:.1f} s, "
-            f"{longest - second:.1f} s longer than for any other"
-        )
+        return longest_of(reports, self.placed)
 
     def _train_or_retry(self, client: Client) -> Report:
         """One client's round; out of memory, once more with every micro-batch in two parts (system.oom_retry)."""
@@ -273,7 +263,8 @@ class ClientTrainer:
         if (delivered := self._delivered) is not None:
             return replace(report, norm=delivered.norm, max_abs=delivered.max_abs)
         report = self._measured(job, report)
-        self._check_places(job)
+        if not self.context.has_messages:
+            check_places(job.outgoing, self.context.sent_places(job.client.name))
         self._delivered = report = self._put(job, report)
         return report
 
@@ -285,19 +276,6 @@ class ClientTrainer:
         if self.context.role.leads:  # the others' are the same
             self.context.updates.put(self._key(job.client.name), sent)
         return report
-
-    def _check_places(self, job: ClientJob) -> None:
-        """Raise where something that does not travel is not 0.
-
-        Raises:
-            UpdateError: it is not.
-        """
-        places = None if self.context.has_messages else self.context.sent_places(job.client.name)
-        if places is not None and not places.holds_all_of(job.outgoing.flat):
-            raise UpdateError(
-                f"{type(self.context.algorithm).__name__} sent more than its `places` names: only "
-                f"{len(places)} of {places.size} numbers travel for this client and round, and the others are not 0"
-            )
 
     def _make_job(self, client: Client, parts: int, *, outgoing: Tensor, on_step: Callable[[int], None]) -> ClientJob:
         """Make the job of an algorithm, which writes the update to `outgoing`."""

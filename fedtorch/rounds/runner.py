@@ -86,7 +86,7 @@ class Runner:
             if context.round > self.saving.saved:
                 self.saving.save(is_last=True)
             if isinstance(cut, Ended):
-                raise cut.reason
+                raise cut.reason from None
             if not isinstance(cut, Stopped):
                 raise
             left = "goes on where it was" if config.checkpoint.saves_steps else "will be repeated"
