@@ -267,7 +267,7 @@ class Communicator(ABC):
         exponent: on the server, of the scale of the round's sum, None: it is not known; ignored elsewhere. ranks:
         client that will have an update -> rank that it will be on; the same on all ranks.
         The sum that comes of it counts in the `open_updates` of the same round where it is what is asked for there.
-        From here to `Early.finish` no rank calls anything but `heartbeat`, `barrier` and what counts arrivals.
+        From here to `Early.finish` no rank calls anything but `heartbeat`, meetings and what counts arrivals.
         """
         return None
 

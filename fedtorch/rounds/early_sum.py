@@ -32,10 +32,7 @@ class EarlySum:
         if scale is None or len({_digest(context.updates.places(name)) for name in names}) != 1:
             return
         ranks = {name: workers[placed[name]][0] for name in names}
-        self._early = context.members.retry_on_loss(
-            "early",
-            lambda: context.comm.begin_early(context.updates, scale.exponent, round=context.round, ranks=ranks),
-        )
+        self._early = context.comm.begin_early(context.updates, scale.exponent, round=context.round, ranks=ranks)
 
     @property
     def is_under_way(self) -> bool:

@@ -61,13 +61,17 @@ def config_of(folder: Path | str, parts: int = 2, **changes: Any) -> Config:
 
 
 def watched(runner: Runner) -> tuple[list[bool], list[tuple[int, str, int]]]:
-    """For every sum from now on: was it the early one? (round, client, steps before it) of each update that may go."""
+    """For every sum from now on at a known scale: was it the early one? (round, client, steps before it) of an update.
+
+    A rank learns of the scale a little later than it puts the first one, so these are of all rounds.
+    """
     took, put = list[bool](), list[tuple[int, str, int]]()
     sum_of, own_put = EarlyReceiver.sum_of, EarlySender.put
 
-    def summed(*args: Any) -> Any:
-        found = sum_of(*args)
-        took.append(found is not None)
+    def summed(self: EarlyReceiver, *args: Any) -> Any:
+        found = sum_of(self, *args)
+        if self._exponent is not None:
+            took.append(found is not None)
         return found
 
     def noted(self: EarlySender, client: str, weight: float) -> None:
@@ -95,7 +99,7 @@ def test_a_fragment_travels_from_the_step_at_which_it_is_due(size: int, parts: i
     (digest, took, _), *others = run_ranks(run, size, str(tmp_path / "ranks"), {"parts": parts})
     assert (digest, took) == (alone, [True] * (ROUNDS - 1))
     sent = sorted(each for *_, put in others for each in put)
-    assert sent == [(r, name, STEPS - DELAY - 1) for r in range(1, ROUNDS) for name in TASK.clients]
+    assert sent == [(r, name, STEPS - DELAY - 1) for r in range(ROUNDS) for name in TASK.clients]
 
 
 def test_a_delay_of_none_sends_at_the_end(tmp_path: Path) -> None:

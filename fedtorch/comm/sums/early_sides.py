@@ -23,7 +23,6 @@ from fedtorch.comm.sums.local_updates import send_sum, send_updates
 from fedtorch.comm.sums.reproducible import RunningSum, SumScale
 from fedtorch.comm.sums.sending_pace import SendingPace
 from fedtorch.comm.transport.digests import WindowDigest
-from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.process_group import Transfer
 from fedtorch.comm.transport.window_memory import give_back, start_take
 from fedtorch.comm.transport.windows import SUM_DTYPE, windows
@@ -104,31 +103,31 @@ class EarlyReceiver(Early):
         self,
         aggregation: Aggregation,
         store: Store,
-        scale: SumScale,
+        exponent: int | None,
         pace: SendingPace,
         size: int,
         ranks: Mapping[str, int],
     ) -> None:
         """ranks: client that will have an update -> rank that it will be on."""
-        local, places = aggregation.local, Names.of(aggregation.names)
+        places = Names.of(aggregation.names)
         self._left = {rank: set[int]() for rank in aggregation.group.members}
         for client, rank in ranks.items():
             if rank in self._left:  # a lost rank's clients are drawn still, and come from nobody
                 self._left[rank].add(places.place(client))
-        self._sum = RunningSum(size, scale, local.sums)
+        self._sum: RunningSum
         self._weights: dict[str, float] = {}
         self._parts: list[_Part] = []
         self._next = dict.fromkeys(aggregation.group.members[1:], 0)
         self._announced = 0
-        super().__init__(aggregation, store, scale, pace, size)
+        super().__init__(aggregation, store, exponent, pace, size)
 
     def sum_of(
         self, scale: SumScale, weighted: Sequence[tuple[Report, float]], check: SumCheck, dtype: torch.dtype
     ) -> Tensor | None:
         """Return the sum of what came early; None: that is not what counts now, so it is sent again."""
         weights = {report.client: weight for report, weight in weighted}
-        is_done = not (self._thread.is_alive() or self._problem)
-        if self._is_void or not is_done or (scale.exponent, weights) != (self._scale.exponent, self._weights):
+        is_done = not (self._thread.is_alive() or self._problem or self._is_void)
+        if not is_done or (scale.exponent, weights) != (self._exponent, self._weights):
             log.debug("round %d: what was sent early is not what counts; it is sent again", self._main.round + 1)
             return None
         for part in self._parts:
@@ -144,6 +143,7 @@ class EarlyReceiver(Early):
         return out
 
     def _run(self) -> None:
+        self._sum = RunningSum(self._size, self._scale, self._main.local.sums)
         while not self._main.group.is_broken:
             try:
                 queued: tuple[Queued | None, ...] = (self._queue.get(timeout=_POLL_S),)
@@ -221,7 +221,7 @@ def begin_early(
     ranks: Mapping[str, int],
     former: Early | None = None,
 ) -> Early | None:
-    """Begin, on all ranks alike; None on all of them where it would not help, or the server has no scale.
+    """Begin, on all ranks alike; None on all of them where it would not help. Waits for nobody.
 
     It does not help where ranks share memory: sending costs the training its cores, and a sum from memory that all can
     read waits for nothing that is sent. Nor is there an early sum of updates of several lengths.
@@ -234,19 +234,13 @@ def begin_early(
     lengths = {local.length(client) for client in ranks}
     if not senders or len(lengths) > 1 or exchange == "reduce" or (exchange == "auto" and senders > MOST_SENDERS):
         return None
-    size = lengths.pop()
-    most = own * size * SUM_DTYPE.itemsize if group.rank else 0
-    group.agree(Op.EARLY, round=aggregation.round, length=size, dtype=local.dtype, num_bytes=most)
-    is_late = exchange == "auto" and aggregation.reads_in_place
-    told = torch.tensor([exponent is not None and not is_late, exponent or 0], dtype=torch.int64)
-    group.broadcast_numbers(told)
-    is_known, servers = told.tolist()
-    if not is_known:
+    group.connect()
+    if exchange == "auto" and aggregation.reads_in_place:  # all ranks know it by now
         return None
     pace = SendingPace(own, time.monotonic(), former._pace.s_per_byte if former else 0.0)
     if group.rank:
-        return EarlySender(aggregation, store, SumScale(servers), pace, size)
-    return EarlyReceiver(aggregation, store, SumScale(servers), pace, size, ranks)
+        return EarlySender(aggregation, store, None, pace, lengths.pop())
+    return EarlyReceiver(aggregation, store, exponent, pace, lengths.pop(), ranks)
 
 
 def _void(key: str, rank: int) -> str:
