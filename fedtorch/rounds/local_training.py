@@ -25,11 +25,10 @@ from fedtorch.core.sampling import draws_of
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.core.update import RESTS, Report
 from fedtorch.rounds.aggregation import Decision, reports_for_log
+from fedtorch.rounds.buffer import Buffer, Late
 from fedtorch.rounds.client_scores import CACHED_CLIENTS
 from fedtorch.rounds.cohort import draw
 from fedtorch.rounds.context import RoundContext
-from fedtorch.rounds.early_sum import EarlySum
-from fedtorch.rounds.lateness import Late, Lateness
 from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.pace import Pace, longest_of
 from fedtorch.rounds.placement import costs
@@ -77,8 +76,7 @@ class ClientTrainer:
         self.costs: dict[str, float] = {}
         """client of this round -> relative cost, before anything was measured"""
         self.pace = Pace()
-        self.early = EarlySum(context)
-        self.lateness = Lateness(context.config.clients, context.comm.arrivals)
+        self.buffer = Buffer(context)
         self.attackers = Attackers(context.config.attack, context.components.training, context.config.run.seed)
         self._steps = 0  # of the client that is trained
         self._delivered: Report | None = None  # of the client that is trained, once its update is in the buffer
@@ -108,19 +106,18 @@ class ClientTrainer:
         """Train this worker's clients of the cohort; each either delivers, or fails and stays as it was."""
         context, components = self.context, self.context.components
         self.drawn = draw(context)
-        self.lateness.begin(context.round)
         self.costs = costs(context.config, components.training, (client for client, _ in self.drawn))
         if context.has_homes:
             self.placed = components.topology.assign(self.costs, components.placement.homes)
         else:
             self.placed = self.pace.assign(components.topology, self.costs)
         reports = []
-        self.early.begin(self.drawn, self.placed)
+        self.buffer.begin(self.drawn, self.placed)
         try:
-            for client, _ in self.drawn:
+            for client, draws in self.drawn:
                 if context.role.hosts(self.placed[client.name]):
                     reports.append(self._train_or_retry(client))
-                    self.early.put(reports[-1])
+                    self.buffer.put(reports[-1], draws)
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
         return reports if context.role.leads else []
@@ -185,7 +182,7 @@ class ClientTrainer:
         if failure:
             self.context.components.engine.free()
             if self._delivered is not None:
-                self.early.take_back(self._key(client.name))
+                self.buffer.take_back(self._key(client.name))
             report = Report(client.name, status=failure)
         if self.context.config.track.device_usage:
             report = replace(report, extra={**report.extra, **devices.usage(device)})
@@ -228,7 +225,7 @@ class ClientTrainer:
         if job.outgoing.is_sent:
             report = self._deliver(job, report)
         self._stage(job, report)
-        self.lateness.arrive(client.name)
+        self.buffer.closing.arrive(client.name)
         return report
 
     @property
@@ -254,9 +251,10 @@ class ClientTrainer:
         It may not where something else comes to it: an attacker's or a mechanism's changes.
         """
         is_own = job.client.name in self.attackers or self.context.mechanism.changes_updates
-        if self.early.is_under_way and not is_own:
-            report = replace(report, client=self._key(job.client.name), extra={**report.extra, **self._counts(job)})
-            self.early.put(self._deliver(job, report))
+        if self.buffer.is_under_way and not is_own:
+            report = replace(report, extra={**report.extra, **self._counts(job)})
+            draws = next(draws for client, draws in self.drawn if client.name == job.client.name)
+            self.buffer.put(self._deliver(job, report), draws)
 
     def _deliver(self, job: ClientJob, report: Report) -> Report:
         """Measure the update and keep it for the exchange, unless that is done; the report with what was measured."""
@@ -320,8 +318,12 @@ class ClientTrainer:
             return self._references.by_round(task, examples, size, beat, (context.vectors.weights, private))
         return self._references.by_start(task, client, "train", examples, size, beat)
 
+    def _check_in_time(self, client: str) -> None:
+        """Before each step. Raises Late: what comes of it would not count."""
+        self.buffer.closing.check(client)
+
     def _on_step(self, client: str, n: int) -> None:
-        self.lateness.check(client)
+        self._check_in_time(client)
         self._steps = n
         context, client = self.context, self.context.mechanism.shown(client)
         context.comm.heartbeat(phase="train", round=context.round, client=client, step=n)
