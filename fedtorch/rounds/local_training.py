@@ -346,7 +346,7 @@ class ClientTrainer:
         return report
 
     def _counts(self, job: ClientJob) -> Mapping[str, float]:
-        """What the task counts of the client's rows, where their number may be known."""
+        """Count by the task's rules what the client has, where that may be known."""
         return {} if job.silo is not None else self.context.components.training.counts(job.examples)
 
     def _keep_trained(self, job: ClientJob, report: Report) -> None:
