@@ -111,6 +111,8 @@ def exchange(
     counts the first time alone and is taken out.
     """
     refused: dict[str, str] = {}
+    if any(context.client_of(report.client) in context.members.lost for each in decided for report in each.accepted):
+        decided.clear()  # its worker was lost since
     if context.comm.is_server:
         reports = with_lost(context, reports, cohort)
         refused = _known(context, reports, cohort)
