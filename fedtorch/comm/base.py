@@ -273,7 +273,7 @@ class Communicator(ABC):
         exponent: on the server, of the scale of the round's sum, None: it is not known; ignored elsewhere. expected:
         rank -> clients whose updates may come from it; the same on all ranks.
         The sum that comes of it counts in the `open_updates` of the same round where it is what is asked for there.
-        From here to `Early.finish` no rank calls anything but `heartbeat`, `barrier` and what `events` has.
+        From here to `Early.finish` no rank calls anything but `heartbeat`, meetings and what `events` has.
         """
         return None
 

@@ -46,13 +46,14 @@ def config_of(folder: Path | str, **changes: Any) -> Config:
 
 
 def count_sums() -> list[bool]:
-    """For every sum that was asked for from now on: was it the early one?"""
+    """For every sum that was asked for from now on in a round whose scale was known: was it the early one?"""
     took: list[bool] = []
     sum_of = EarlyReceiver.sum_of
 
-    def noted(*args: Any) -> Any:
-        found = sum_of(*args)
-        took.append(found is not None)
+    def noted(receiver: EarlyReceiver, *args: Any) -> Any:
+        found = sum_of(receiver, *args)
+        if receiver._exponent is not None:
+            took.append(found is not None)
         return found
 
     EarlyReceiver.sum_of = noted  # type: ignore[method-assign]
