@@ -40,7 +40,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         os.chdir(folder)  # where the config looks for its rows
         Path("data/openfedllm").mkdir(parents=True)
-        rows = [json.dumps({"prompt": f"What is {n}?", "completion": "a number " * 60}) for n in range(200)]
+        rows = [json.dumps({"prompt": f"What is {n}?", "completion": "a number " * 300}) for n in range(200)]
         Path("data/openfedllm/small_sft.jsonl").write_text("\n".join(rows))
         print("| model | engine | weights, gradients, optimiser | activations | host, while it is built |")
         print("|---|---|---:|---:|---:|")
