@@ -171,7 +171,7 @@ class Runner:
         context, members = self.context, self.context.members
         with context.timed("train"):
             own = self.trainer.train_cohort()
-            self.trainer.early.finish()
+            self.trainer.buffer.close()
         self.saving.finish()
         with context.timed("train"):
             self._finish_evaluation()
