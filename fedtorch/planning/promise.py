@@ -61,10 +61,13 @@ def _describe_records(plan: Plan) -> str:
     """A row for each silo: its public numbers, ε by rounds, and when it rests."""
     config, terms = plan.config.privacy, silo_terms(plan)
     unit = "row" if config.unit == "row" else f"person (column {config.unit.column})"
-    how = "noise of each silo's own in every step"
+    whom, how = "the server and the other silos", "noise of each silo's own in every step"
     if config.noise_at == "shared":
+        whom = "the server, not against a silo that takes part"  # which knows its own share
+        if config.colluders:
+            whom = f"the server together with {config.colluders} of the silos"
         how = "shares of the noise on a sum that nobody sees in parts"
-    said = f"privacy: of each {unit}, against the server and the other silos, by {how}"
+    said = f"privacy: of each {unit}, against {whom}, by {how}"
     if config.simulate:
         return f"{said}\n  simulated: its noise can be computed by everybody, so nothing is promised"
     rounds = max(1, plan.config.rounds)

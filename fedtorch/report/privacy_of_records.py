@@ -11,11 +11,16 @@ from fedtorch.core.shown import for_markdown, markdown_row
 from fedtorch.privacy.record.held_out import counts_of
 from fedtorch.privacy.record.silo import parts_of, read_ledger
 from fedtorch.privacy.record.terms import Part, epsilon_of, epsilon_of_counts
+from fedtorch.tracking.privacy_statement import against
 
-AGAINST = "against the server, the other silos and everybody who sees the model and the records"
-_ALONE = (
-    "Each silo's epsilon holds by its own noise, whatever the others do. Those of several silos are for different "
-    "units and are not added; a person with rows in several of them has what the line below the table says."
+_LOCAL = "Each silo's epsilon holds by its own noise, whatever the others do."
+_SHARED = (
+    "Each silo's epsilon holds by the noise of {honest} silos together: sums are opened with {threshold} parts or "
+    "more, of which up to {colluders} may be of silos that tell the server theirs (privacy.colluders)."
+)
+_APART = (
+    "Those of several silos are for different units and are not added; a person with rows in several of them has what "
+    "the line below the table says."
 )
 
 
@@ -36,7 +41,7 @@ def records_markdown(folders: Sequence[Path]) -> str:
     for folder in folders:
         said = of_records(folder)
         lines = [
-            f"{for_markdown(str(folder))}: of each {said['unit']}, {AGAINST}",
+            f"{for_markdown(str(folder))}: of each {said['unit']}, {against(said)}",
             "",
             markdown_row(["silo", "units, declared", "steps", "q", "z", "delta", "epsilon"]),
             "|---|---:|---:|---:|---:|---:|---:|",
@@ -44,7 +49,7 @@ def records_markdown(folders: Sequence[Path]) -> str:
         for name, silo in said["silos"].items():
             numbers = [f"{silo[key]:g}" for key in ("rate", "noise_multiplier", "delta")]
             lines.append(markdown_row([name, silo["units"], silo["steps"], *numbers, f"{silo['epsilon']:.4f}"]))
-        lines += ["", _ALONE, *_of_scores(said["silos"])]
+        lines += ["", f"{_by(said)} {_APART}", *_of_scores(said["silos"])]
         if len(said["silos"]) > 1:
             every = [part for silo in said["silos"].values() for part in _parts(silo)]
             delta = min(silo["delta"] for silo in said["silos"].values())
@@ -52,6 +57,14 @@ def records_markdown(folders: Sequence[Path]) -> str:
         lines.append(f"Outside the guarantee: {'; '.join(said['outside'])}.")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
+
+
+def _by(said: Mapping[str, Any]) -> str:
+    """Say whose noise a silo's epsilon rests on."""
+    if said.get("noise_at") != "shared":
+        return _LOCAL
+    threshold, colluders = said["threshold"], said["colluders"]
+    return _SHARED.format(honest=threshold - colluders, threshold=threshold, colluders=colluders)
 
 
 def _parts(silo: Mapping[str, Any]) -> list[Part]:

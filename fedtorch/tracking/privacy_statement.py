@@ -29,6 +29,20 @@ def promise(said: Mapping[str, Any]) -> str:
     )
 
 
+def against(said: Mapping[str, Any]) -> str:
+    """Say against whom a promise about silos' units holds. said: `noise_at` and `colluders` of results.json.
+
+    A silo knows its own share of a shared noise, so it is one of the colluders or the promise leaves it out.
+    """
+    everybody = "everybody who sees the model and the records"
+    if said.get("noise_at") != "shared":
+        return f"against the server, the other silos and {everybody}"
+    if not (count := said["colluders"]):
+        return f"against the server and {everybody}, but not against a silo, which knows its own share of the noise"
+    silos = "1 silo" if count == 1 else f"{count} silos"
+    return f"against the server together with {silos}, any {silos} without it, and {everybody}"
+
+
 def _of_data(said: Mapping[str, Any]) -> str:
     """Sum of all runs on the data: it is this that a client has to know."""
     if (data := said.get("data")) is None:
@@ -55,7 +69,7 @@ def _of_records(said: Mapping[str, Any]) -> str:
     if said.get("noise_at") == "shared":
         noise = (
             f"shares of the noise on a round's sum, which nobody sees in parts; it is opened with {said['threshold']} "
-            f"parts or more, and holds against the server with {said['colluders']} silos"
+            "parts or more"
         )
     how = f"{said['relation']}; Poisson batches, {noise}, clip {said['clip']}"
     if said["simulated"]:
@@ -66,8 +80,8 @@ def _of_records(said: Mapping[str, Any]) -> str:
         for name, each in said["silos"].items()
     )
     return (
-        f"differential privacy of each {said['unit']}, by silo: {silos} ({how}; {said['accountant']}), against the "
-        f"server, the other silos and everybody who sees the model and the records. {outside}"
+        f"differential privacy of each {said['unit']}, by silo: {silos} ({how}; {said['accountant']}), "
+        f"{against(said)}. {outside}"
     )
 
 

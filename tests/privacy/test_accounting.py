@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from importlib.util import find_spec, module_from_spec
 
 import numpy as np
 import pytest
@@ -92,3 +94,21 @@ def test_nothing_is_looked_for_below_the_noise_that_an_account_takes_minutes_for
     monkeypatch.setattr(Accountant, "epsilon", epsilon)
     assert least_noise(50.0, 0.5, 1, DELTA) == min(asked) == LEAST_NOISE
     assert least_noise(4.0, 0.5, 1, DELTA) == pytest.approx(0.25, rel=2 * PRECISION)
+
+
+def test_the_distribution_of_a_release_is_made_once_for_each_of_several_silos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round asks for ε of all silos, whose rates differ."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    found = find_spec("fedtorch.privacy.accounting")
+    assert found is not None and found.loader is not None
+    own = module_from_spec(found)  # tests share what accountants find; this one remembers by itself alone
+    monkeypatch.setitem(sys.modules, found.name, own)  # where its dataclass looks
+    found.loader.exec_module(own)
+    made: list[float] = []
+    one = pld.from_gaussian_mechanism(2.0, value_discretization_interval=0.01, sampling_prob=0.5)
+    monkeypatch.setattr(pld, "from_gaussian_mechanism", lambda z, sampling_prob, **_: made.append(sampling_prob) or one)
+    for round in (1, 2):
+        for silo in range(1, own.DISTRIBUTIONS + 1):
+            assert own.total_epsilon([(silo / 100, 2.0, round)], 1e-3) > 0
+    assert len(made) == own.DISTRIBUTIONS == len(set(made)) > 8

@@ -20,6 +20,16 @@ class Row:
     label: Any
 
 
+@dataclass(frozen=True)
+class Quiet:
+    """Numbers that its text does not have."""
+
+    numbers: torch.Tensor
+
+    def __repr__(self) -> str:
+        return "numbers"
+
+
 ONE = [Row((1, 2), "a"), Row((3,), "b")]
 
 
@@ -46,6 +56,16 @@ def test_a_tensor_counts_by_its_numbers_its_dtype_and_its_shape() -> None:
     assert len({digest_of_rows([each], [(0,)]) for each in tensors}) == 4
     assert digest_of_rows([torch.zeros(4)], [(0,)]) == digest_of_rows([np.zeros(4, np.float32)], [(0,)])
     assert digest_of_rows([{"x": 1, "y": 2}], [(0,)]) == digest_of_rows([{"y": 2, "x": 1}], [(0,)])
+
+
+def test_numbers_among_words_and_rows_within_rows_count_in_full() -> None:
+    """The text of a long tensor leaves out its middle, and that of a row what it does not show."""
+    ones, others = torch.zeros(2000), torch.zeros(2000)
+    others[1000] = 1.0
+    found = {digest_of_rows([each], [(0,)]) for each in (["a", ones], ["a", others], [ones, "a"], [others, "a"])}
+    assert len(found) == 4
+    assert digest_of_rows([Quiet(ones)], [(0,)]) != digest_of_rows([Quiet(others)], [(0,)])
+    assert digest_of_rows([Quiet], [(0,)]) == digest_of_rows([Quiet], [(0,)]) != digest_of_rows([Row], [(0,)])
 
 
 def test_the_same_rows_of_other_persons_have_another_digest() -> None:

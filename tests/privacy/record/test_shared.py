@@ -95,7 +95,10 @@ def test_the_server_gets_the_sum_of_all_parts_to_the_bit_over_public_numbers(qui
             assert np.linalg.norm(total) <= 27 * 0.5 * 2.0**terms.exponent
     said = results(config)["privacy"]
     assert (said["noise_at"], said["threshold"], said["colluders"]) == ("shared", 3, 1)
-    assert "it is opened with 3 parts or more, and holds against the server with 1 silos" in promise(said)
+    words = promise(said)
+    assert "it is opened with 3 parts or more" in words and "against the server together with 1 silo, any 1 " in words
+    nobody = promise({**said, "colluders": 0})  # a silo takes its own share off the model that all receive
+    assert "the server and everybody who sees the model and the records, but not against a silo" in nobody
     for name, units in UNITS.items():
         assert said["silos"][name]["epsilon"] == epsilon_of([(4 / units, 1.0, 3)], 0.01)
         assert [(t.steps, t.noise_multiplier) for t in Silo.open(tmp_path / "silos" / name, "").trainings()] == [
@@ -170,6 +173,10 @@ def test_a_dry_run_says_what_is_gained_over_local_noise(tmp_path: Path, capsys: 
     said = " ".join(capsys.readouterr().out.split())
     assert "a sum is opened with 3 parts or more, 2 of them of silos that do not tell" in said
     assert "(privacy.colluders 1): a round's gradient has 1.414 times less noise than with local noise" in said
+    assert "against the server together with 1 of the silos, by shares" in said
+    config = config_for(tmp_path, "colluders: 0")
+    assert main(["--config", str(config), "--dry-run", "--ranks", "4"]) == 0
+    assert "against the server, not against a silo that takes part, by" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
