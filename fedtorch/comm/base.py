@@ -138,8 +138,10 @@ class Communicator(ABC):
         """Do they, so that they can swear to what they have?"""
         return bool(self.party)
 
-    def begin_checks(self) -> None:
-        """After `preflight`: let silos check sums from now on, with a key that all of them have but the server.
+    def begin_checks(self, *, has_tags: bool = True) -> None:
+        """After `preflight`: let silos check rounds from now on, sums by a key that all of them have but the server.
+
+        has_tags: otherwise sums are not checked, and there is no such key.
 
         Raises:
             ValueError: this rank is no party with a key of its own.

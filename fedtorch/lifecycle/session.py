@@ -225,7 +225,7 @@ class Session:
             catch_up(runs, comm, self.stop)
             return
         if runs[0].config.trust.verify is not None:
-            comm.begin_checks()
+            comm.begin_checks(has_tags=runs[0].config.has_tags)
         first, *others = runs
         tracker, result = self._run(runs, 0, comm, resume)
         for at, built in enumerate(others, start=1):

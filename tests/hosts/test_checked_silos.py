@@ -36,7 +36,7 @@ def take_something_else(self, decision, grad):
         found = self.witness.last
         found.total[3] += 1
         whole = torch.from_numpy(found.total.astype(np.float64))
-        grad = self.context.mechanism.step_of(whole, found.scale, len(decision.accepted), grad.dtype)
+        grad = self.context.mechanism.step_of(whole, found.scale, [r.client for r in decision.accepted], grad.dtype)
     take(self, decision, grad)
 CheckedSteps.take = take_something_else
 from fedtorch.cli.__main__ import main

@@ -14,7 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parties import PARTIES, SECRET, SYSTEM, as_party, digest, ends_well, make_places, run, write_config
+from parties import (
+    PARTIES,
+    SECRET,
+    SYSTEM,
+    as_party,
+    as_party_of_a_lying_server,
+    checked,
+    digest,
+    ends_well,
+    make_places,
+    run,
+    write_config,
+)
 from patient import wait_for_return
 from ranks import expect_exit, free_port, run_ranks, start_ranks
 from safetensors.numpy import load_file, save_file
@@ -48,10 +60,6 @@ def places(tmp_path: Path) -> Path:
     return make_places(tmp_path)
 
 
-def checked(verify: str | float) -> dict[str, Any]:
-    return {"trust": {"members": "members.yaml", "key": "own.key", "verify": verify}}
-
-
 @pytest.mark.parametrize("is_secret", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_checks_change_no_bit(is_secret: bool, places: Path) -> None:
     changes: dict[str, Any] = SECURE if is_secret else {}
@@ -66,25 +74,6 @@ def test_checks_change_no_bit(is_secret: bool, places: Path) -> None:
         file = ReceiptsFile(places / "south/run/trust/south/receipts.jsonl")
         assert [each.kind for each in file.signed].count("record") == 3
         assert file.right("south") >= {record.digest for record in file.records()}
-
-
-def as_party_of_a_lying_server(places: str) -> tuple[int, str]:
-    """In the second round one number of the sum is one more, and the server steps along that."""
-    if os.environ["RANK"] == "0":
-        take = CheckedSteps.take
-
-        def take_something_else(self: CheckedSteps, decision: Decision, grad: Tensor) -> None:
-            if self.context.round == 1:
-                found = self.witness.last
-                assert found is not None and found.total is not None
-                found.total[3] += 1
-                whole = torch.from_numpy(found.total.astype(np.float64))
-                mechanism, count = self.context.mechanism, len(decision.accepted)
-                grad = mechanism.step_of(whole, found.scale, count, grad.dtype)
-            take(self, decision, grad)
-
-        CheckedSteps.take = take_something_else  # type: ignore[assignment,method-assign]
-    return as_party(places)
 
 
 @pytest.mark.parametrize(("verify", "is_secret"), [("all", True), pytest.param(0.999, False, marks=pytest.mark.slow)])

@@ -149,13 +149,6 @@ def test_a_share_of_the_leaves_wants_steps_of_leaves() -> None:
         trust.a_leaf_can_be_stepped_alone(of(FedAvg(), "adamw"))
 
 
-def test_noise_is_not_checked() -> None:
-    config = checked().config
-    noised = replace(config, privacy=PrivacyConfig(kind="client", clip=1.0, noise_multiplier=1.0, delta=0.01))
-    with pytest.raises(ConfigError, match="privacy.kind is client"):
-        trust.checked_rounds_have_no_noise(cast(Plan, SimpleNamespace(config=noised)))
-
-
 def test_a_server_with_clients_would_check_itself() -> None:
     of = SimpleNamespace(config=checked().config, topology=SimpleNamespace(workers=((0,), (1,))))
     with pytest.raises(ConfigError, match="the server has clients of its own"):

@@ -48,7 +48,9 @@ class Witness:
     meeting: str
     """Digest of what all parties have signed at the start."""
     key: bytes | None
-    """That all silos have in common; None: this is the server, which must not know it."""
+    """That all silos have in common; None: this is the server, which must not know it, or there are no tags."""
+    has_tags: bool = True
+    """Are sums checked by tags? Otherwise every silo sends a part in every round, so that receipts show no cohort."""
     run: str = ""
     """Name of the run, by its first record."""
     weights: str = ""

@@ -124,6 +124,11 @@ class Aggregation:
         """May ranks read each other's updates? On the server."""
         return self.memory.is_open and self.group.shares_memory and not self.is_secret
 
+    @property
+    def all_send(self) -> bool:
+        """Does every worker send a sum, one of nothing too, so that what parties sign does not tell who has a part?"""
+        return self.witness is not None and self.is_secret
+
     def silos_part(self, terms: Sequence[Term], scale: SumScale) -> SilosPart | None:
         """On a silo: what it does with its part beside sending it, where sums are checked."""
         if self.witness is None:
@@ -223,7 +228,8 @@ class Aggregation:
         if op in (Op.REDUCE, Op.MASKED):
             return [length * SUM_DTYPE.itemsize for _ in self.group.members]
         if op is Op.SEND_SUMS:
-            return [length * SUM_DTYPE.itemsize if held[rank] else 0 for rank in self.group.members]
+            sends = [held[rank] or (self.all_send and rank) for rank in self.group.members]
+            return [length * SUM_DTYPE.itemsize if each else 0 for each in sends]
         return [each * held[rank] if op in (Op.SEND_UPDATES, Op.SEND_ONE) else 0 for rank in self.group.members]
 
     def _find(self, client: int, length: int) -> Tensor | Problem:

@@ -130,8 +130,8 @@ def send_sum(
 ) -> None:
     """Add up this rank's updates and send the server the sum, if there is any, while the next window is added."""
     group, local, witnessed = aggregation.group, aggregation.local, aggregation.silos_part(terms, scale)
-    lender = OutgoingWindows(group, local.sums)
-    idle = [Accumulator(min(size, WINDOW), local.dtype, lender) for _ in range(IN_FLIGHT if own else 0)]
+    lender, sends = OutgoingWindows(group, local.sums), bool(own) or aggregation.all_send
+    idle = [Accumulator(min(size, WINDOW), local.dtype, lender) for _ in range(IN_FLIGHT if sends else 0)]
     sending: deque[tuple[Transfer, Accumulator]] = deque()
     digests: list[int] = []
 
@@ -140,7 +140,7 @@ def send_sum(
         group.wait(transfer)
         idle.append(accumulator)
 
-    for start, stop in windows(size) if own else ():
+    for start, stop in windows(size) if sends else ():
         if not idle:
             finish()
         accumulator = idle.pop()
@@ -158,7 +158,7 @@ def send_sum(
     while sending:
         finish()
     group.send_numbers(digests)
-    if witnessed is not None and own:
+    if witnessed is not None and sends:
         witnessed.send()
 
 

@@ -65,7 +65,7 @@ class DistributedUpdates(AcceptedUpdates):
         super().__init__(reports, aggregation.local, aggregation.round)
         self._aggregation, self._group = aggregation, aggregation.group
         self._places, self._exchange, self._early = places, exchange, early
-        self.sums_only = aggregation.witness is not None
+        self.sums_only, self.all_send = aggregation.witness is not None, aggregation.all_send
         self._receiving: tuple[Transfer, Tensor, int] | None = None
 
     def finish(self, op: Op) -> None:
@@ -168,7 +168,8 @@ class DistributedUpdates(AcceptedUpdates):
             for term, (report, _) in zip(terms, weighted, strict=True)
             if term.rank != 0
         ]
-        self._receive(by_rank(remote) if op is Op.SEND_SUMS else remote, own, scale, (out, check))
+        summed = by_rank(remote, self._group.members[1:] if self._aggregation.all_send else ())
+        self._receive(summed if op is Op.SEND_SUMS else remote, own, scale, (out, check))
         return out
 
     def _sum_in_slices(
@@ -324,11 +325,11 @@ class DistributedUpdates(AcceptedUpdates):
         }
 
 
-def by_rank(remote: Sequence[Incoming]) -> list[Incoming]:
-    """The sums that ranks send in place of these updates."""
+def by_rank(remote: Sequence[Incoming], always: Sequence[int] = ()) -> list[Incoming]:
+    """The sums that ranks send in place of these updates. always: ranks that send one of no update too."""
     return [
         Incoming(rank, tuple(each.clients[0] for each in remote if each.rank == rank), None)
-        for rank in distinct(remote)
+        for rank in always or distinct(remote)
     ]
 
 

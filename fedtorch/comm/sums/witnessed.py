@@ -38,7 +38,7 @@ class SilosPart:
         self._witness, self._group = witness, group
         self._exchanged = witness.begin(f"{group.generation}.{group.sequence}", round, scale)
         self._exchanged.terms = terms
-        self._key = witness.tag_key(self._exchanged)
+        self._key = witness.tag_key(self._exchanged) if witness.has_tags else None
         self._tags, self._hashes = list[Words](), list[bytes]()
 
     def see(self, numbers: npt.NDArray[Any]) -> None:
@@ -47,6 +47,8 @@ class SilosPart:
         Raises:
             TrustError: one of them is too large.
         """
+        if self._key is None:
+            return
         try:
             self._tags.append(self._key.tags(numbers.astype(np.int64, copy=False), first=self._leaves))
         except ValueError as error:
@@ -63,8 +65,6 @@ class SilosPart:
     def send(self, mask: Callable[[Words], Words] | None = None) -> None:
         """After all windows: the tags and the receipt, to the server. mask: hides the tags, where parts are hidden."""
         witness, exchanged = self._witness, self._exchanged
-        pads = self._key.pads(witness.party, self._leaves)
-        tags = added([np.concatenate(self._tags), pads] if self._tags else [], self._leaves)
         salt = secrets.token_bytes(_SALT_BYTES)
         names = {client for client, _ in exchanged.terms}
         about = {
@@ -79,9 +79,17 @@ class SilosPart:
             receipt.kind, receipt.party, receipt.text, receipt.signature, {"salt": salt.hex()}
         )
         data = salt + bytes.fromhex(receipt.signature) + receipt.text.encode()
-        tags = tags if mask is None else mask(tags)
-        self._group.send_numbers([*tags.view(np.int64).tolist(), len(data)])
+        self._group.send_numbers([*self._padded(mask), len(data)])
         self._group.say(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
+
+    def _padded(self, mask: Callable[[Words], Words] | None) -> list[int]:
+        """The tags as they are sent."""
+        if self._key is None:
+            return []
+        pads = self._key.pads(self._witness.party, self._leaves)
+        tags = added([np.concatenate(self._tags), pads] if self._tags else [], self._leaves)
+        whole: list[int] = (tags if mask is None else mask(tags)).view(np.int64).tolist()
+        return whole
 
 
 class ServersPart:
@@ -114,7 +122,7 @@ class ServersPart:
             TrustError: a receipt is not about what came, and about this exchange.
             PreflightError: it is none.
         """
-        count = -(-len(self._total) // LEAF)
+        count = -(-len(self._total) // LEAF) if self._witness.has_tags else 0
         tags = []
         for rank in ranks:
             *numbers, length = self._group.receive_numbers(count + 1, rank)

@@ -1,0 +1,123 @@
+"""Checked rounds with privacy: all of them under noise that silos share; a chain of records under the server's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parties import (
+    PARTIES,
+    PINNED,
+    SECRET,
+    as_party_of_a_lying_server,
+    checked,
+    digest,
+    ends_well,
+    make_places,
+    run,
+    write_config,
+)
+from ranks import expect_exit
+
+from fedtorch.tracking.trust_statement import checked as checked_by
+from fedtorch.trust import verify
+from fedtorch.trust.receipts import ReceiptsFile, Signed
+
+pytest.importorskip("cryptography")
+
+RECORD: dict[str, Any] = {
+    "privacy": {
+        "kind": "record",
+        "noise_at": "shared",
+        "secure_sum": {"threshold": 1.0},
+        "colluders": 1,
+        "units": dict.fromkeys(PINNED, 12),
+        "clip": 0.5,
+        "noise_multiplier": 4.0,
+        "delta": 1e-3,
+        "simulate": True,
+        "seed": 5,
+    },
+    "algorithm": {"name": "fedavg", "weights": "declared"},
+    "client": {"batch_size": 4, "steps": 1},
+    "server": {"optimizer": "adam", "lr": 0.01},
+}
+LOCAL: dict[str, Any] = {
+    "privacy": {n: v for n, v in RECORD["privacy"].items() if n not in ("noise_at", "secure_sum", "colluders")},
+    "algorithm": RECORD["algorithm"],
+    "client": RECORD["client"],
+}
+CLIENT: dict[str, Any] = {
+    "privacy": {"kind": "client", "clip": 1.0, "noise_multiplier": 1.0, "delta": 0.01, "simulate": True, "seed": 5},
+    "clients": {"sampling": "poisson", "rate": 0.4},
+    "rounds": 4,
+}
+SECURE = {**CLIENT, "privacy": {**CLIENT["privacy"], "secure_sum": {"threshold": 1.0}}}
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Path:
+    return make_places(tmp_path)
+
+
+def write(places: Path, trust: dict[str, Any], changes: dict[str, Any]) -> Path:
+    """Write the settings of a run whose parties have one folder, for silos keep states; the folder."""
+    write_config(places, **trust, **changes, run={"dir": str(places / "run"), "name": "noised"})
+    return places / "run"
+
+
+def records(folder: Path, party: str) -> list[Signed]:
+    return ReceiptsFile(folder / "trust" / party / "receipts.jsonl").records()
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [
+        (RECORD, "all"),
+        pytest.param(RECORD, 0.5, marks=pytest.mark.slow),
+        pytest.param(LOCAL, "all", marks=pytest.mark.slow),
+        pytest.param(CLIENT, "all", marks=pytest.mark.slow),
+        (SECURE, 0.5),
+    ],
+)
+def test_checks_of_noised_rounds_change_no_bit(changes: dict[str, Any], share: str | float, places: Path) -> None:
+    folder = write(places, {"trust": {}}, changes)
+    ends_well(run(places, environ=SECRET))
+    common = digest(folder)
+    write(places, checked(share), changes)
+    ends_well(run(places, "never"))
+    assert digest(folder) == common
+    assert verify.main([str(folder)]) == 0
+    for name in PARTIES.values():
+        assert [each.about["round"] for each in records(folder, name)[1:]] == list(range(changes.get("rounds", 2)))
+
+
+def test_a_sum_with_noise_that_is_not_that_of_the_parts_is_found(places: Path) -> None:
+    folder = write(places, checked("all"), RECORD)
+    ended = expect_exit(as_party_of_a_lying_server, len(PARTIES), str(places))
+    assert [outcome.exit_code or outcome.result[0] for outcome in ended] == [11] * len(PARTIES)
+    assert "round 2: the sum is not that of the parts" in (folder / "log.rank1.txt").read_text()
+
+
+@pytest.mark.parametrize("changes", [CLIENT, pytest.param(SECURE, marks=pytest.mark.slow)])
+def test_what_is_behind_the_servers_noise_is_in_no_record_and_said_to_be_unchecked(
+    changes: dict[str, Any], places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever was drawn: each silo sends a part and a receipt in every round, and all files look alike."""
+    folder = write(places, checked("all"), changes)
+    ends_well(run(places))
+    for record in records(folder, "south")[1:]:
+        assert not record.about.keys() & {"accepted", "scale", "sum", "tags", "weights"}
+        assert sorted(record.about["receipts"]) == ["north", "south", "west"]
+    for name in PARTIES.values():
+        own = folder / "trust" / name
+        receipts = [each for each in ReceiptsFile(own / "receipts.jsonl").signed if each.kind == "receipt"]
+        assert [each.about["own"] for each in receipts] == [{}] * 12
+        assert not list(own.glob("tags.*")) and not list(own.glob("leaves/*"))
+    capsys.readouterr()
+    assert verify.main([str(folder)]) == 0
+    assert "not checked in 4 rounds: the server's own noise is its secret" in capsys.readouterr().out
+    said = json.loads((folder / "results.json").read_text())["trust"]
+    assert checked_by(said).startswith("not sum and step, which are behind the server's own noise; records of 4 rounds")
