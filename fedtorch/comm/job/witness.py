@@ -1,4 +1,4 @@
-"""A witness: key and names that a party needs in sums that silos check, and what became of the last one."""
+"""A witness: key and names by which a party signs what it sends, and what became of the last sum."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Exchanged:
 
 @dataclass
 class Witness:
-    """A party in sums that silos check."""
+    """A party that signs what it sends, in sums that silos may check."""
 
     identity: Identity
     """This party, and who the others are."""
@@ -49,10 +49,12 @@ class Witness:
     """Digest of what all parties have signed at the start."""
     key: bytes | None
     """That all silos have in common; None: this is the server, which must not know it, or there are no tags."""
+    has_records: bool = True
+    """Does the server sign a record of each round, which silos look at? Otherwise there are receipts alone."""
     has_tags: bool = True
     """Are sums checked by tags? Otherwise every silo sends a part in every round, so that receipts show no cohort."""
     run: str = ""
-    """Name of the run, by its first record."""
+    """Name of the run, by its first record; without records that of the meeting."""
     weights: str = ""
     """Root of what clients of the round under way have trained from."""
     own: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -113,7 +113,7 @@ class Aggregation:
     masking: Masking | None
     """Masking of a secure sum, beside which nothing may be asked of a rank; None: there is no secure sum."""
     witness: Witness | None
-    """Where silos check the sums: what this party needs for that. Then each of them sends one sum, or a masked part."""
+    """Where parties sign what they send: what this one needs for that. Then each sends it to the server alone."""
     sworn: str = ""
     """What all parties have sworn to before; empty where they do not sign with keys of their own."""
     is_secret: bool = False
@@ -127,10 +127,15 @@ class Aggregation:
     @property
     def all_send(self) -> bool:
         """Does every worker send a sum, one of nothing too, so that what parties sign does not tell who has a part?"""
-        return self.witness is not None and self.is_secret
+        return self.is_checked and self.is_secret
+
+    @property
+    def is_checked(self) -> bool:
+        """Do silos look at records of rounds, in which each of them has sent one part?"""
+        return self.witness is not None and self.witness.has_records
 
     def silos_part(self, terms: Sequence[Term], scale: SumScale) -> SilosPart | None:
-        """On a silo: what it does with its part beside sending it, where sums are checked."""
+        """On a silo: what it does with its part beside sending it, where parties sign what they send."""
         if self.witness is None:
             return None
         told = [(self.names[term.client], term.weight) for term in terms]

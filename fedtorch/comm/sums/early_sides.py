@@ -220,6 +220,8 @@ def begin_early(
     an earlier round.
     """
     group, local = aggregation.group, aggregation.local
+    if aggregation.witness is not None:
+        return None  # nothing leaves before all have signed what they have got
     senders, own = len({*ranks.values()} - {0}), [*ranks.values()].count(group.rank)
     if not senders or exchange == "reduce" or (exchange == "auto" and senders > MOST_SENDERS):
         return None

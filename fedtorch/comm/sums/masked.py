@@ -312,7 +312,7 @@ def collect(
     notes = Notes(aggregation)
     agreed = SumTerms(**terms, attempt=notes.attempt, common=aggregation.sworn)
     server, parties = Collector(agreed), agreed.parties
-    witnessed = aggregation.servers_part(scale, size)
+    witnessed = aggregation.servers_part(scale, size if aggregation.is_checked else 0)
     about = {name: getattr(agreed, name) for name in ("run", "round", "attempt", "parties", "threshold")}
     notes.leave("begin", about)
     try:
@@ -335,7 +335,7 @@ def collect(
     server.prepare()
     for start, stop in windows(size):
         server.unmask(total[start:stop])
-    if witnessed is not None:
+    if witnessed is not None and aggregation.is_checked:
         witnessed.see_sum(0, total.view(np.int64))
         witnessed.unmask(server.unmask_tags)
     notes.forget(parties)

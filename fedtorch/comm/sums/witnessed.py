@@ -1,9 +1,9 @@
-"""Both sides of a sum that silos can check: tags and receipts go with the parts, and the server keeps what they add to.
+"""Both sides of what parties sign: a receipt goes with all that a silo sends, and the server compares both.
 
-A silo sends its part as one sum of whole numbers, or masked. After it come the tags of its leaves, and a receipt that
-it has signed: what it had received, what it sent, and the numbers that its clients are weighed by. The server compares
-what arrived with the receipt and keeps the sum as whole numbers; what silos then do with it is in
-`rounds.checked_rounds`.
+The receipt says what the silo had received and what it sends, so that bytes of a stranger are refused. Where silos
+check sums, a silo sends its part as one sum of whole numbers, or masked; the tags of its leaves go with it, and the
+receipt has the numbers that its clients are weighed by. The server then keeps the sum as whole numbers; what silos do
+with it is in `rounds.checked_steps`.
 """
 
 from __future__ import annotations
@@ -131,13 +131,13 @@ class ServersPart:
             data = self._group.hear(torch.zeros(length, dtype=torch.uint8), rank).numpy().tobytes()
             tags.append(np.array(numbers, np.int64).view(np.uint64))
             self._exchanged.receipts[rank] = self._checked(rank, data)
-        self._exchanged.tags = added(tags, count)
+        self._exchanged.tags = added(tags, count) if self._witness.has_tags else None
         self._exchanged.total = self._total
 
     def unmask(self, remove: Callable[[Words], Words]) -> None:
         """Once masks are known: take them from the sum of the tags."""
-        assert self._exchanged.tags is not None
-        self._exchanged.tags = remove(self._exchanged.tags)
+        if self._exchanged.tags is not None:
+            self._exchanged.tags = remove(self._exchanged.tags)
 
     def _checked(self, rank: int, data: bytes) -> Signed:
         salt, signature, text = data[:_SALT_BYTES], data[_SALT_BYTES : _SALT_BYTES + 64], data[_SALT_BYTES + 64 :]
