@@ -8,6 +8,7 @@ from typing import Any
 
 from fedtorch.comm.job.parties import Identity
 from fedtorch.core.prime import Words
+from fedtorch.trust.policy.remote import GateKey
 from fedtorch.trust.receipts import Signed
 from fedtorch.trust.tags import TagKey, Whole
 
@@ -67,6 +68,12 @@ class Witness:
     def party(self) -> str:
         """Name of this party."""
         return self.identity.parties[self.rank]
+
+    @property
+    def gate(self) -> GateKey | None:
+        """The gate that has this party's key; None: it is here."""
+        key = self.identity.key
+        return key if isinstance(key, GateKey) else None
 
     def sign(self, kind: str, about: Mapping[str, Any]) -> Signed:
         """Sign a text of this run. about: what it says beside that."""

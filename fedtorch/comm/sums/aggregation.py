@@ -66,6 +66,9 @@ from fedtorch.comm.transport.windows import SUM_DTYPE
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import UpdateBuffer
 from fedtorch.privacy.public_sum import Masking
+from fedtorch.privacy.secure_sum.party import Party
+from fedtorch.privacy.secure_sum.terms import SumTerms
+from fedtorch.privacy.secure_sum.texts import OwnParty, TextParty
 
 IN_FLIGHT = 4  # windows on the way per sending rank
 
@@ -134,12 +137,18 @@ class Aggregation:
         """Do silos look at records of rounds, in which each of them has sent one part?"""
         return self.witness is not None and self.witness.has_records
 
-    def silos_part(self, terms: Sequence[Term], scale: SumScale) -> SilosPart | None:
+    def party(self, terms: SumTerms) -> TextParty:
+        """On a silo: its side of a secure sum; where it has a gate the secrets of that are there."""
+        gate = None if self.witness is None else self.witness.gate
+        return OwnParty(Party(self.group.rank, terms)) if gate is None else gate.party(terms)
+
+    def silos_part(self, way: str, terms: Sequence[Term], scale: SumScale) -> SilosPart | None:
         """On a silo: what it does with its part beside sending it, where parties sign what they send."""
         if self.witness is None:
             return None
         told = [(self.names[term.client], term.weight) for term in terms]
-        return SilosPart(self.witness, self.group, self.round, scale.exponent, told)
+        own = [(self.names[term.client], term.weight) for term in terms if term.rank == self.group.rank]
+        return SilosPart(self.witness, self.group, self.round, scale.exponent, told, own, way)
 
     def servers_part(self, scale: SumScale, size: int) -> ServersPart | None:
         """On the server: what it does with the parts beside adding them. size: numbers of each."""

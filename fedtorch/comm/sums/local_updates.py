@@ -23,7 +23,7 @@ from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.process_group import Transfer
 from fedtorch.comm.transport.window_memory import OutgoingWindows
 from fedtorch.comm.transport.windows import SUM_DTYPE, WINDOW, windows
-from fedtorch.core.errors import FedtorchError, PreflightError, RefusedUpdatesError, TrustError
+from fedtorch.core.errors import FedtorchError, PolicyError, PreflightError, RefusedUpdatesError, TrustError
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError
 
 
@@ -31,9 +31,17 @@ def answer_requests(aggregation: Aggregation) -> None:
     """On every rank but the server: take part in what the server requests, until it is done.
 
     Raises:
+        TrustError: this side's gate lets nothing of it out; the others wait in the exchange, so they cannot be told.
         RefusedUpdatesError: the server has refused updates and is going to decide again.
         FedtorchError: the server gave up.
     """
+    try:
+        _answer_all(aggregation)
+    except PolicyError as error:
+        raise TrustError(str(error)) from error
+
+
+def _answer_all(aggregation: Aggregation) -> None:
     while True:
         op, terms, scale = aggregation.receive_request()
         if op is Op.DONE:
@@ -58,7 +66,7 @@ def answer_requests(aggregation: Aggregation) -> None:
         elif op is Op.SEND_SUMS:
             send_sum(aggregation, terms, own, scale, size)
         else:
-            signed = aggregation.silos_part(terms, scale) if own else None
+            signed = aggregation.silos_part("updates", terms, scale) if own else None
             send_updates([grad for grad, _ in own], aggregation, size, in_windows=op is Op.SEND_UPDATES, signed=signed)
 
 
@@ -140,8 +148,11 @@ def send_sum(
     size: int,
 ) -> None:
     """Add up this rank's updates and send the server the sum, if there is any, while the next window is added."""
-    group, local, witnessed = aggregation.group, aggregation.local, aggregation.silos_part(terms, scale)
-    lender, sends = OutgoingWindows(group, local.sums), bool(own) or aggregation.all_send
+    group, local, sends = aggregation.group, aggregation.local, bool(own) or aggregation.all_send
+    lender, witnessed = (
+        OutgoingWindows(group, local.sums),
+        aggregation.silos_part("sum", terms, scale) if sends else None,
+    )
     idle = [Accumulator(min(size, WINDOW), local.dtype, lender) for _ in range(IN_FLIGHT if sends else 0)]
     sending: deque[tuple[Transfer, Accumulator]] = deque()
     digests: list[int] = []
@@ -169,7 +180,7 @@ def send_sum(
     while sending:
         finish()
     group.send_numbers(digests)
-    if witnessed is not None and sends:
+    if witnessed is not None:
         witnessed.send()
 
 
@@ -186,10 +197,10 @@ def send_updates(
     sending: deque[Transfer] = deque()
     digests: list[int] = []
     for start, stop in windows(size) if in_windows else [(0, size)]:
-        for grad in grads:
+        for place, grad in enumerate(grads):
             window = _checked(grad[start:stop], stop - start)
             if signed is not None:
-                signed.see_sent(window.numpy())
+                signed.see_sent(window.numpy(), place)
             sending.append(group.start_send(window))
             digests.append(window_digest(window))
             if len(sending) > 2 * IN_FLIGHT:

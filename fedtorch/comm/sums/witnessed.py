@@ -8,7 +8,6 @@ with it is in `rounds.checked_steps`.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
@@ -24,22 +23,28 @@ from fedtorch.comm.transport.group import Group
 from fedtorch.core.errors import PreflightError, TrustError
 from fedtorch.core.prime import Words, added
 from fedtorch.trust.merkle import LEAF, leaves, root_of
+from fedtorch.trust.policy.parts import SALT_BYTES, salted
 from fedtorch.trust.receipts import Signed
 from fedtorch.trust.tags import Whole
 
-_SALT_BYTES = 32
 _MOST_BYTES = 1 << 20  # of a receipt
 
 
 class SilosPart:
     """This silo's part of a sum, window by window."""
 
-    def __init__(self, witness: Witness, group: Group, round: int, scale: int, terms: Terms) -> None:
+    def __init__(
+        self, witness: Witness, group: Group, round: int, scale: int, terms: Terms, own: Terms, way: str
+    ) -> None:
+        """own: terms of this silo's clients. way: how it leaves, of `trust.policy.parts.WAYS`."""
         self._witness, self._group = witness, group
         self._exchanged = witness.begin(f"{group.generation}.{group.sequence}", round, scale)
         self._exchanged.terms = terms
         self._key = witness.tag_key(self._exchanged) if witness.has_tags else None
         self._tags, self._hashes = list[Words](), list[bytes]()
+        self._way = way
+        if witness.gate is not None:
+            witness.gate.begin_part(way, round, own, scale)
 
     def see(self, numbers: npt.NDArray[Any]) -> None:
         """The next window before it is masked: whole numbers, flat, int64 or float64.
@@ -54,9 +59,13 @@ class SilosPart:
         except ValueError as error:
             raise TrustError(f"this party's part cannot be sent: {error}") from None
 
-    def see_sent(self, window: npt.NDArray[Any]) -> None:
-        """Take the same window as it leaves."""
-        self._hashes.extend(leaves(window))
+    def see_sent(self, window: npt.NDArray[Any], place: int = 0) -> None:
+        """Take the same window as it leaves; a gate has it already. place: of an update that leaves as it is."""
+        gate = self._witness.gate
+        if gate is None:
+            self._hashes.extend(leaves(window))
+        elif self._way != "masked":  # then it was made there, when it was masked
+            gate.leave(window, place)
 
     @property
     def _leaves(self) -> int:
@@ -65,13 +74,13 @@ class SilosPart:
     def send(self, mask: Callable[[Words], Words] | None = None) -> None:
         """After all windows: the tags and the receipt, to the server. mask: hides the tags, where parts are hidden."""
         witness, exchanged = self._witness, self._exchanged
-        salt = secrets.token_bytes(_SALT_BYTES)
+        sent, salt = self._sent()
         names = {client for client, _ in exchanged.terms}
         about = {
             "attempt": exchanged.attempt,
             "own": {client: list(numbers) for client, numbers in witness.own.items() if client in names},
             "round": exchanged.round,
-            "sent": _salted(salt, root_of(self._hashes or leaves(np.empty(0, np.int64)))),
+            "sent": sent,
             "weights": witness.weights,
         }
         receipt = witness.sign("receipt", about)
@@ -81,6 +90,13 @@ class SilosPart:
         data = salt + bytes.fromhex(receipt.signature) + receipt.text.encode()
         self._group.send_numbers([*self._padded(mask), len(data)])
         self._group.say(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
+
+    def _sent(self) -> tuple[str, bytes]:
+        """Digest of what has left, salted, and the salt."""
+        if self._witness.gate is not None:
+            return self._witness.gate.finish_part()
+        salt = secrets.token_bytes(SALT_BYTES)
+        return salted(salt, root_of(self._hashes or leaves(np.empty(0, np.int64)))), salt
 
     def _padded(self, mask: Callable[[Words], Words] | None) -> list[int]:
         """The tags as they are sent."""
@@ -140,7 +156,7 @@ class ServersPart:
             self._exchanged.tags = remove(self._exchanged.tags)
 
     def _checked(self, rank: int, data: bytes) -> Signed:
-        salt, signature, text = data[:_SALT_BYTES], data[_SALT_BYTES : _SALT_BYTES + 64], data[_SALT_BYTES + 64 :]
+        salt, signature, text = data[:SALT_BYTES], data[SALT_BYTES : SALT_BYTES + 64], data[SALT_BYTES + 64 :]
         party = self._witness.identity.parties.get(rank, "")
         receipt = Signed("receipt", party, text.decode("ascii", "replace"), signature.hex())
         receipt.check(self._witness.identity.members)
@@ -150,7 +166,7 @@ class ServersPart:
             "meeting": self._witness.meeting,
             "round": self._exchanged.round,
             "run": self._witness.run,
-            "sent": _salted(salt, root_of(self._hashes.get(rank) or leaves(np.empty(0, np.int64)))),
+            "sent": salted(salt, root_of(self._hashes.get(rank) or leaves(np.empty(0, np.int64)))),
             "weights": self._witness.weights,
         }
         if wrong := [name for name, value in expected.items() if said.get(name) != value]:
@@ -163,8 +179,3 @@ class ServersPart:
         if not isinstance(own, dict) or any(known.get(client) != numbers for client, numbers in own.items()):
             raise TrustError(f"the receipt of `{party}` has other numbers of its clients than their reports")
         return receipt
-
-
-def _salted(salt: bytes, root: bytes) -> str:
-    """Digest of what was sent, which says nothing of it to those who have not the salt."""
-    return hashlib.sha256(salt + root).hexdigest()

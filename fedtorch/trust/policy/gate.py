@@ -4,6 +4,8 @@
 2. Every update comes to it before the report on it does. It looks at the places, the norm, the bytes, the round and the
    time of day, and gives the root of the update, by which others can tell that it is this one (`trust.merkle`).
 3. A report is signed only if it has nothing that the policy does not allow, and is of updates that came.
+4. What leaves of the updates it makes itself of what it has measured (`parts`), under masks where there is a secure
+   sum, and signs a receipt of that and of nothing else.
 
 After the first violation nothing more is signed but signs of life and the refusal.
 """
@@ -11,15 +13,16 @@ After the first violation nothing more is signed but signs of life and the refus
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fedtorch.core.errors import PolicyError, PreflightError
+from fedtorch.privacy.secure_sum.terms import SumTerms
 from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.merkle import LEAF, root
 from fedtorch.trust.policy.asked import Asked
@@ -27,6 +30,7 @@ from fedtorch.trust.policy.decisions import Decisions
 from fedtorch.trust.policy.file import Policy
 from fedtorch.trust.policy.judge import judge, refuse, told_of
 from fedtorch.trust.policy.notes import Note, read_note, read_text
+from fedtorch.trust.policy.parts import WAYS, MaskedSum, OutgoingPart, factors_of
 
 Vector = npt.NDArray[np.floating]
 _WINDOW = 1 << 20
@@ -76,6 +80,8 @@ class Side:
     """Clients that live here."""
     names: tuple[str, ...]
     """Names of all clients, by index."""
+    public: tuple[tuple[int, str], ...] = ()
+    """(rank, public key of its party, hexadecimal), by this site's list."""
 
 
 @dataclass
@@ -102,8 +108,14 @@ class Gate:
     """Bytes of reports that left in this round."""
     numbers: int = 0
     """Of the last update."""
-    passed: dict[str, int] = field(default_factory=dict)
-    """Client -> bytes of its update of this round, which the gate has measured."""
+    passed: dict[str, Vector] = field(default_factory=dict)
+    """Client -> its update of this round, as the gate has measured it."""
+    part: OutgoingPart | None = None
+    """Is about to leave."""
+    sent: str = ""
+    """Salted digest of the part that has left last, of which a receipt may be signed."""
+    masked: MaskedSum | None = None
+    """This side of the secure sum under way."""
     reported: set[float] = field(default_factory=set)
     """Numbers of the reports of this round that were let out."""
     paper: bytes = b""
@@ -137,11 +149,15 @@ class Gate:
         if note.kind == "hello":  # another attempt, which may begin with an earlier round
             self.round = -1
         weights = f"sha256:{note.oath[:64]}"
+        if note.kind == "sum" and note.phase != "survivors" and note.oath not in self._said:
+            self._refuse("", "a text of a secure sum that the gate has not made")
         if note.kind == "oath" and self.round == 0 and weights != (self.policy.initial or weights):
             self._refuse("initial", "an update of other weights than those that the policy names")
         if beside:
             self._check_mail(note, beside)
         signature = self.key.sign(text, beside)
+        if note.phase == "keys" and self.masked is not None:  # the others' are signed for the same meeting
+            self.masked.scope = text.split(b"\0")[1].decode("utf-8", "surrogatepass")
         if note.kind in ("oath", "transcript"):
             self.paper = f"{signature.hex()} {note.oath}".encode()
         return signature
@@ -163,12 +179,60 @@ class Gate:
         if self.policy.require.clip is not None and self.asked.clips_updates:
             if not norm(vector) <= self.policy.require.clip * (1 + _SLACK):
                 self._refuse("require.clip", "an update that is longer than the clip")
-        self.passed[client] = vector.nbytes
+        self.passed[client] = vector
         self.numbers = len(vector)
         self._check_bytes()
         found = root(vector.view(np.uint8), LEAF * vector.itemsize).hex()
         self._allow("may_leave.parameters", client=client, root=found)
         return found
+
+    def begin_part(self, way: str, round: int, terms: Sequence[tuple[str, float]], exponent: int) -> None:
+        """A part is about to leave. terms: (client, its weight in the sum). exponent: of the scale of whole numbers.
+
+        Raises:
+            PolicyError: it may not.
+        """
+        wanted = self.policy.require.secure_sum
+        if self.is_closed or way not in WAYS or not all(client in self.passed for client, _ in terms):
+            self._refuse("may_leave.parameters", "a part of updates that the gate has not measured")
+        if way != "masked" and (wanted is not None or self.asked.parties is not None):
+            self._refuse("require.secure_sum", "a part without masks")
+        self._enter(round)
+        names, weights = [client for client, _ in terms], [weight for _, weight in terms]
+        size = sum(count for _, count in self.asked.parameters) * self.asked.vectors
+        party = self.masked.party if self.masked is not None else None
+        self.part = OutgoingPart(way, [self.passed[n] for n in names], factors_of(weights, exponent), size, party)
+        self.sent = ""
+
+    def finish_part(self) -> tuple[str, bytes]:
+        """(digest of what has left, its salt), of which a receipt may then be signed.
+
+        Raises:
+            PolicyError: there is no such part.
+        """
+        if self.part is None:
+            self._refuse("may_leave.parameters", "a receipt of nothing")
+        self.sent, salt = self.part.finish()
+        self.part = None
+        return self.sent, salt
+
+    def begin_masks(self, terms: Mapping[str, Any]) -> None:
+        """A secure sum begins. terms: of `privacy.secure_sum.terms.SumTerms`.
+
+        Raises:
+            PolicyError: it is opened with fewer silos than the policy asks for.
+        """
+        if self.is_closed:
+            self._refuse("", "something that comes after a refusal")
+        found = SumTerms(**{**terms, "parties": tuple(terms["parties"])})
+        if found.threshold < (self.policy.require.secure_sum or 0):
+            self._refuse("require.secure_sum", "a sum that is opened with fewer silos")
+        public = {rank: bytes.fromhex(key) for rank, key in self.side.public}
+        self.masked = MaskedSum(self.side.federation, self.side.rank, public, found)
+
+    @property
+    def _said(self) -> Sequence[str]:
+        return () if self.masked is None else self.masked.said
 
     def _note(self, text: bytes) -> Note | None:
         try:
@@ -184,6 +248,8 @@ class Gate:
         note = read_text(text.decode("ascii", "replace"), federation=self.side.federation, party=self.side.name)
         if note is not None and note.kind == "receipt" and note.round != self.round and self.passed:
             self._refuse("may_leave.parameters", "a receipt of another round than the update")
+        if note is not None and note.kind == "receipt" and (not self.sent or note.oath != self.sent):
+            self._refuse("may_leave.parameters", "a receipt of something that the gate has not made")
         known = {0.0, *self.reported, *(float(draws) for draws in range(_MOST_DRAWS))}
         products = {one * other for one in self.reported for other in self.reported}
         return note if note is not None and {*note.own} <= known | products else None
@@ -221,6 +287,7 @@ class Gate:
             self.round, self.num_bytes = round, 0
             self.passed.clear()
             self.reported.clear()
+            self.part, self.sent = None, ""
         elif round < self.round:
             self._refuse("limits.rounds", "something of a round that is over")
 
@@ -238,7 +305,8 @@ class Gate:
     def _check_bytes(self) -> None:
         """Bytes of the round: as one sum of whole numbers or as single updates, whichever is more, and the reports."""
         most = self.policy.limits.bytes_per_round
-        whole = max(self.numbers * _WHOLE if self.passed else 0, sum(self.passed.values()))
+        single = sum(vector.nbytes for vector in self.passed.values())
+        whole = max(self.numbers * _WHOLE if self.passed else 0, single)
         if most is not None and whole + self.num_bytes > most:
             self._refuse("limits.bytes_per_round", "more bytes than a round may have")
 
