@@ -135,7 +135,7 @@ class Site:
         public = tuple((other, members.by_name[n].key.hex()) for other, n in parties_of(config, members).items())
         side = Side(members.federation, party, rank, clients, names, public)
         about = {"side": asdict(side), "asked": asdict(self.asked), "folder": str(config.folder.absolute())}
-        begun = self.gate.ask({"ask": "begin", **about})
+        begun = self.gate.ask({"ask": "begin", "is_new": self.resume == "never", **about})
         if not (self.is_refused or begun["is_refused"]):
             return self.environ
         print("the policy refuses this run; the others are told so once they are there", flush=True)

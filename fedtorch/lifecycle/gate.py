@@ -101,7 +101,7 @@ class Answers:
         decisions = Decisions(Path(question["folder"]))
         self.gate = Gate(self.key, self.policy, side, asked, decisions, in_mail)
         with suppress(PolicyError):  # `join` says so; from now on the gate signs a refusal and nothing else
-            self.gate.begin()
+            self.gate.begin(is_new=bool(question["is_new"]))
         return {"is_refused": self.gate.is_closed}
 
 

@@ -52,7 +52,10 @@ class Silo:
         side = Side("test", "south", 2, ("south",), tuple(RANKS.values()), public)
         asked = Asked((("weight", SIZE),), 1, ("status", "steps"), 3, 8 * SIZE, parties=parties)
         ask(connection, {"ask": "key", "path": str(folder / "south.key")})
-        ask(connection, {"ask": "begin", "side": asdict(side), "asked": asdict(asked), "folder": str(folder)})
+        ask(
+            connection,
+            {"ask": "begin", "side": asdict(side), "asked": asdict(asked), "folder": str(folder), "is_new": False},
+        )
         found = GateKey.of({VARIABLE: str(connection.fileno())})
         assert found is not None
         self.gate = found

@@ -31,6 +31,7 @@ from fedtorch.trust.policy.file import Policy
 from fedtorch.trust.policy.judge import judge, refuse, told_of
 from fedtorch.trust.policy.notes import Note, read_note, read_text
 from fedtorch.trust.policy.parts import WAYS, MaskedSum, OutgoingPart, factors_of
+from fedtorch.trust.policy.spent import BEGINS, Spent
 
 Vector = npt.NDArray[np.floating]
 _WINDOW = 1 << 20
@@ -104,8 +105,8 @@ class Gate:
     """This site's clock."""
     round: int = -1
     """Round of the last update or report."""
-    num_bytes: int = 0
-    """Bytes of reports that left in this round."""
+    spent: Spent = field(default_factory=Spent)
+    """Counts of what has left, in all attempts."""
     numbers: int = 0
     """Of the last update."""
     passed: dict[str, Vector] = field(default_factory=dict)
@@ -123,12 +124,16 @@ class Gate:
     is_closed: bool = False
     """Has something been refused?"""
 
-    def begin(self) -> None:
-        """Judge what the run asks for.
+    def begin(self, *, is_new: bool = False) -> None:
+        """Judge what the run asks for. is_new: counts begin anew with it, and else go on where they were.
 
         Raises:
             PolicyError: a line refuses it; then only the refusal is signed from now on.
+            CheckpointError: what has left before cannot be read.
         """
+        if is_new:
+            self.decisions.add({"at": "start", "verdict": "allowed", "about": BEGINS})
+        self.spent = Spent.of(self.decisions.folder)
         try:
             refuse(judge(self.policy, self.asked), self.side.name)
         except PolicyError:
@@ -173,16 +178,17 @@ class Gate:
         if client not in self.side.clients:
             self._refuse("", "an update of a client that does not live here")
         self._enter(round)
-        if self.policy.limits.rounds is not None and round >= self.policy.limits.rounds:
-            self._refuse("limits.rounds", "an update of a round that is too many")
         self._check_places(vector)
         if self.policy.require.clip is not None and self.asked.clips_updates:
             if not norm(vector) <= self.policy.require.clip * (1 + _SLACK):
                 self._refuse("require.clip", "an update that is longer than the clip")
-        self.passed[client] = vector
-        self.numbers = len(vector)
-        self._check_bytes()
         found = root(vector.view(np.uint8), LEAF * vector.itemsize).hex()
+        most = self.policy.limits.rounds
+        if most is not None and (round >= most or self.spent.updates(client, found, round) > most):
+            self._refuse("limits.rounds", "an update of a round that is too many")
+        self.passed[client], self.numbers = vector, len(vector)
+        self.spent.add(client, round, found)
+        self._check_bytes()
         self._allow("may_leave.parameters", client=client, root=found)
         return found
 
@@ -275,7 +281,7 @@ class Gate:
             if each.client and each.client not in self.passed:
                 self._refuse("may_leave.parameters", "a report on an update that the gate has not measured")
             self.reported |= {*each.numbers}
-        self.num_bytes += len(mail)
+        self.spent.report(self.round, len(mail))
         self._check_bytes()
         self._allow("may_leave.reports", kinds=sorted({each.kind for each in found}), bytes=len(mail))
 
@@ -284,7 +290,7 @@ class Gate:
         if not self.policy.limits.is_open(self.now().time()):
             self._refuse("limits.between", "something at this time of day")
         if round > self.round:
-            self.round, self.num_bytes = round, 0
+            self.round = round
             self.passed.clear()
             self.reported.clear()
             self.part, self.sent = None, ""
@@ -303,11 +309,15 @@ class Gate:
                 at += count
 
     def _check_bytes(self) -> None:
-        """Bytes of the round: as one sum of whole numbers or as single updates, whichever is more, and the reports."""
+        """Bytes of the round: as one sum of whole numbers or as single updates, whichever is more, and the reports.
+
+        Over all attempts at it; an update that is the same again tells nothing more.
+        """
         most = self.policy.limits.bytes_per_round
         single = sum(vector.nbytes for vector in self.passed.values())
         whole = max(self.numbers * _WHOLE if self.passed else 0, single)
-        if most is not None and whole + self.num_bytes > most:
+        whole *= max(1, self.spent.times(self.round))
+        if most is not None and whole + self.spent.reports.get(self.round, 0) > most:
             self._refuse("limits.bytes_per_round", "more bytes than a round may have")
 
     def _allow(self, line: str, **about: object) -> None:
