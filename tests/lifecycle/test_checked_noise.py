@@ -22,8 +22,8 @@ from parties import (
 from ranks import expect_exit
 
 from fedtorch.tracking.trust_statement import checked as checked_by
-from fedtorch.trust import verify
 from fedtorch.trust.receipts import ReceiptsFile, Signed
+from launchers import verify
 
 pytest.importorskip("cryptography")
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,11 @@ from fedtorch.rounds.checked_steps import CheckedSteps
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.opened_leaves import OpenedSteps
 from fedtorch.tracking.trust_statement import checked as checked_by
-from fedtorch.trust import verify
 from fedtorch.trust.kept import KeptLeaves
 from fedtorch.trust.keys import read_key
 from fedtorch.trust.merkle import LEAF, root
 from fedtorch.trust.receipts import ReceiptsFile, Signed
+from launchers import verify
 
 pytest.importorskip("cryptography")
 
@@ -451,6 +452,11 @@ def test_all_parties_can_verify_the_run_and_see_what_was_changed_since(
         said = capsys.readouterr().out
         assert "records           4, rounds 1 to 3, in one chain" in said and "all of it is right" in said
         assert ("of 12 leaves in 3 rounds" if name != "hub" else "no leaves are kept here") in said
+    page = places / "page.html"
+    assert verify.main([str(places / "south/run"), "--html", str(page)]) == 0
+    assert "All that was looked at is right." in page.read_text() and "rounds 1 to 3, in one chain" in page.read_text()
+    assert verify.main([str(places / "south/run"), "--html", str(places)]) == 8
+    capsys.readouterr()
     said = json.loads((places / "hub/run/results.json").read_text())["trust"]
     assert (said["silos"], said["verify"], said["rounds"]) == (["north", "south", "west"], "all", 3)
     assert "sum and step of 3 rounds by the silos north, south, west (all leaves), federation test" in checked_by(said)
@@ -464,8 +470,9 @@ def test_all_parties_can_verify_the_run_and_see_what_was_changed_since(
         lines = [json.loads(line) for line in (folder / "receipts.jsonl").read_text().splitlines()]
         change(folder, lines)
         (folder / "receipts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        code, told = verify.main([str(copied)]), capsys.readouterr()
+        code, told = verify.main([str(copied), "--html", str(page)]), capsys.readouterr()
         assert (code in (8, 11)) and expected in told.err, (name, code, told)
+        assert code == 8 or expected in unescape(page.read_text()), name
         shutil.rmtree(copied)
 
 

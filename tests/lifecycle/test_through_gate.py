@@ -24,6 +24,7 @@ from fedtorch.privacy.public_sum import PublicSum
 from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.policy.file import read_policy
 from fedtorch.trust.policy.remote import GateParty
+from fedtorch.trust.verify import Verifier
 from launchers.site_policy import Process, Site
 
 pytest.importorskip("cryptography")
@@ -133,6 +134,16 @@ def test_a_gate_changes_no_bit_and_writes_down_what_left(
     found = decisions(places / "run")
     assert [each["at"] for each in found if "root" in each] == ["round 0", "round 1"]
     assert {each["verdict"] for each in found} <= {"allowed", "not asked for"}
+    if "trust" in changes:
+        looked = Verifier(places / "run" / "trust" / "south", None).verify()
+        assert (
+            not looked.failures
+            and dict(looked.lines)["decisions"] == f"{len(found)} by the site's policy, 0 of them refused something"
+        )
+        without = [each for each in found if "root" not in each or each["at"] == "round 0"]
+        (places / "run" / "policy.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in without))
+        (wrong,) = Verifier(places / "run" / "trust" / "south", None).verify().failures
+        assert "a part of round 2 has left of which" in wrong
 
 
 def tell_everything() -> None:
