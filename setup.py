@@ -19,7 +19,7 @@ EXTRAS = {
     "adapters": ["peft>=0.21.2,<0.22"],  # task.model.adapter
     "quantize": ["peft>=0.21.2,<0.22", "bitsandbytes>=0.50,<0.51"],  # task.model.quantize
     "notebook": ["pandas>=2.2"],  # the records of a run as a frame
-    "privacy": ["dp-accounting>=0.6,<0.7", "cryptography>=42"],  # privacy.kind: client
+    "privacy": ["dp-accounting>=0.6,<0.7", "cryptography>=43"],  # privacy.kind: client
     "trl": ["trl==1.16.0", "datasets>=5.2,<6"],  # client.trainer; its arithmetic changes between versions
     "slurm": ["submitit>=1.5.3,<2"],
     "deepspeed": ["deepspeed>=0.19.8,<0.20"],  # a source archive, built without torch, compiler or nvcc

@@ -99,7 +99,7 @@ class CheckedSteps(Steps, ABC):
             TrustError: on a silo, what the server tells cannot be.
         """
         context, exchanged = self.context, self.witness.last
-        told, sums = list[Signed](), self._room()
+        told, sums = list[Signed](), None if context.comm.is_server else self._room()
         if context.comm.is_server:
             assert grad is not None and exchanged is not None
             self._before(exchanged)
@@ -137,7 +137,7 @@ class CheckedSteps(Steps, ABC):
 
     @abstractmethod
     def _room(self) -> Tensor | None:
-        """Where what is sent with the record comes, on all ranks; None: nothing is."""
+        """On a silo: where what is sent with the record comes; None: nothing is."""
 
     @abstractmethod
     def _shown(self, exchanged: Exchanged) -> Tensor | None:
@@ -292,8 +292,10 @@ class CheckedSteps(Steps, ABC):
 
     def step_of(self, about: Mapping[str, Any], numbers: Whole) -> Tensor:
         """Make of these numbers of the sum what the server steps along."""
-        whole, dtype = torch.from_numpy(numbers.astype(np.float64)), self.context.vectors.flat.dtype
-        return self.context.mechanism.step_of(whole, about["scale"], about["accepted"], dtype)
+        whole = self.witness.lend(len(numbers)).view(np.float64)
+        np.copyto(whole, numbers)
+        dtype = self.context.vectors.flat.dtype
+        return self.context.mechanism.step_of(torch.from_numpy(whole), about["scale"], about["accepted"], dtype)
 
     def wrong(self, what: str) -> TrustError:
         return TrustError(
@@ -331,11 +333,12 @@ class WholeSteps(CheckedSteps):
         return True
 
     def _room(self) -> Tensor:
-        return torch.zeros(len(self.context.vectors.flat) + self._leaves, dtype=torch.int64)
+        return torch.from_numpy(self.witness.lend(len(self.context.vectors.flat) + self._leaves))
 
     def _shown(self, exchanged: Exchanged) -> Tensor:
-        assert exchanged.total is not None and exchanged.tags is not None
-        return torch.from_numpy(np.concatenate([exchanged.total, exchanged.tags.view(np.int64)]))
+        assert exchanged.room is not None and exchanged.tags is not None
+        exchanged.room[-len(exchanged.tags) :] = exchanged.tags.view(np.int64)
+        return torch.from_numpy(exchanged.room)
 
     def _look(self, record: Signed, receipts: Sequence[Signed], sums: Tensor | None) -> None:
         assert sums is not None

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from fedtorch.comm.job.parties import Identity
+from fedtorch.core.kept_vectors import KeptVectors
 from fedtorch.core.prime import Words
 from fedtorch.trust.policy.remote import GateKey
 from fedtorch.trust.receipts import Signed
@@ -32,6 +35,8 @@ class Exchanged:
     """Rank -> what it has signed; on a silo its own."""
     total: Whole | None = None
     """On the server: the sum, int64, flat."""
+    room: Whole | None = None
+    """On the server: the memory of `total`, with room behind it for the tag of each of its leaves."""
     tags: Words | None = None
     """On the server: of the sum's leaves, with the pads of all that took part."""
     tree: Sequence[Sequence[bytes]] = ()
@@ -63,6 +68,12 @@ class Witness:
     number of its update; on the server of all, on a silo of its own. None where nothing of them does."""
     last: Exchanged | None = None
     """The exchange that was made last."""
+    _kept: KeptVectors = field(default_factory=KeptVectors)
+
+    def lend(self, count: int) -> Whole:
+        """Memory for so many numbers, from an exchange before: a first touch costs as much as what is done in it."""
+        found: Whole = self._kept.lend(count, torch.int64).numpy()
+        return found
 
     @property
     def party(self) -> str:

@@ -25,7 +25,6 @@ from fedtorch.core.prime import Words, added
 from fedtorch.trust.merkle import LEAF, leaves, root_of
 from fedtorch.trust.policy.parts import SALT_BYTES, salted
 from fedtorch.trust.receipts import Signed
-from fedtorch.trust.tags import Whole
 
 _MOST_BYTES = 1 << 20  # of a receipt
 
@@ -54,8 +53,12 @@ class SilosPart:
         """
         if self._key is None:
             return
+        whole = numbers
+        if numbers.dtype != np.int64:
+            whole = self._witness.lend(len(numbers))
+            np.copyto(whole, numbers, casting="unsafe")
         try:
-            self._tags.append(self._key.tags(numbers.astype(np.int64, copy=False), first=self._leaves))
+            self._tags.append(self._key.tags(whole, first=self._leaves))
         except ValueError as error:
             raise TrustError(f"this party's part cannot be sent: {error}") from None
 
@@ -115,7 +118,8 @@ class ServersPart:
         self._witness, self._group = witness, group
         self._exchanged = witness.begin(f"{group.generation}.{group.sequence}", round, scale)
         self._hashes: dict[int, list[bytes]] = {}
-        self._total: Whole = np.empty(size, np.int64)
+        self._room = witness.lend(size + -(-size // LEAF))
+        self._total = self._room[:size]
 
     def see_part(self, rank: int, window: npt.NDArray[Any]) -> None:
         """The next window of a rank's part, as it came."""
@@ -148,7 +152,7 @@ class ServersPart:
             tags.append(np.array(numbers, np.int64).view(np.uint64))
             self._exchanged.receipts[rank] = self._checked(rank, data)
         self._exchanged.tags = added(tags, count) if self._witness.has_tags else None
-        self._exchanged.total = self._total
+        self._exchanged.total, self._exchanged.room = self._total, self._room
 
     def unmask(self, remove: Callable[[Words], Words]) -> None:
         """Once masks are known: take them from the sum of the tags."""
