@@ -33,8 +33,8 @@ def add_multiple(total: Tensor, values: Tensor, factor: float) -> None:
 def _rounded_to_odd(first: Tensor, second: Tensor) -> Tensor:
     """The sum in float64, with an odd last bit wherever it is not exact: rounded once more it is as if never rounded.
 
-    first: of float32; second: an exact product of two of these (48 bits). Boldo and Melquiond 2008, Emulation of FMA and
-    correctly rounded sums: proved algorithms using rounding to odd.
+    first: of float32; second: an exact product of two of these (48 bits). Boldo and Melquiond 2008, Emulation of FMA
+    and correctly rounded sums: proved algorithms using rounding to odd.
     """
     total = first + second
     back = total - first
