@@ -185,13 +185,9 @@ def begin_early(
     of an earlier round.
     """
     group, local = aggregation.group, aggregation.local
-<<<<<<< HEAD
     if aggregation.witness is not None:
         return None  # nothing leaves before all have signed what they have got
-    senders, own = len({*ranks.values()} - {0}), [*ranks.values()].count(group.rank)
-=======
     senders, own = sum(bool(expected[rank]) for rank in expected if rank), len(expected.get(group.rank, ()))
->>>>>>> main
     if not senders or exchange == "reduce" or (exchange == "auto" and senders > MOST_SENDERS):
         return None
     if exchange == "auto" and aggregation.reads_in_place:  # so it is on all ranks, which need not meet for it

@@ -295,20 +295,9 @@ class DistributedUpdates(AcceptedUpdates):
         """Compare what came with what was sent, reported and signed. digests: of the windows, as they came."""
         damaged = self._damaged(remote, digests)
         for place, each in enumerate(remote):
-<<<<<<< HEAD
-            if each.weight is not None:
-                check.see_client(each.clients[0], squares[place])
-            else:
-                check.see_part(each.rank, each.clients, squares[place])
-            if place in damaged:
-                check.see_damage(each.rank, each.clients)
+            each.show(check, squares[place], is_whole=place not in damaged)
         if signed is not None:
             signed.finish(distinct(remote))
-=======
-            each.show(check, squares[place], is_whole=place not in damaged)
-        if witnessed is not None:
-            witnessed.finish([each.rank for each in remote])
->>>>>>> main
 
     def _damaged(self, remote: Sequence[Incoming], digests: Sequence[int]) -> set[int]:
         """The places in `remote` of which a window is not what was sent."""
@@ -321,19 +310,3 @@ class DistributedUpdates(AcceptedUpdates):
             for place, (rank, digest) in enumerate(zip(senders, digests, strict=True))
             if next(sent[rank]) != digest
         }
-<<<<<<< HEAD
-
-
-def by_rank(remote: Sequence[Incoming], always: Sequence[int] = ()) -> list[Incoming]:
-    """The sums that ranks send in place of these updates. always: ranks that send one of no update too."""
-    return [
-        Incoming(rank, tuple(each.clients[0] for each in remote if each.rank == rank), None)
-        for rank in always or distinct(remote)
-    ]
-
-
-def distinct(remote: Sequence[Incoming]) -> list[int]:
-    """The ranks, each once, in order."""
-    return list(dict.fromkeys(each.rank for each in remote))
-=======
->>>>>>> main
