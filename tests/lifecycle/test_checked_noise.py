@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from parties import (
     PARTIES,
     PINNED,
     SECRET,
+    as_party,
     as_party_of_a_lying_server,
     checked,
     digest,
@@ -20,7 +22,11 @@ from parties import (
     write_config,
 )
 from ranks import expect_exit
+from torch import Tensor
 
+from fedtorch.comm.job.witness import Exchanged
+from fedtorch.rounds.aggregation import Decision
+from fedtorch.rounds.chained_steps import ChainedSteps
 from fedtorch.tracking.trust_statement import checked as checked_by
 from fedtorch.trust.receipts import ReceiptsFile, Signed
 from launchers import verify
@@ -121,3 +127,45 @@ def test_what_is_behind_the_servers_noise_is_in_no_record_and_said_to_be_uncheck
     assert "not checked in 4 rounds: the server's own noise is its secret" in capsys.readouterr().out
     said = json.loads((folder / "results.json").read_text())["trust"]
     assert checked_by(said).startswith("not sum and step, which are behind the server's own noise; records of 4 rounds")
+
+
+def as_party_of_a_server_that_tells(places: str) -> tuple[int, str]:
+    """Its record of the second round has something of the sum before the noise."""
+    if os.environ["RANK"] == "0":
+        of_sum = ChainedSteps._of_sum
+
+        def tell(self: ChainedSteps, exchanged: Exchanged, decision: Decision) -> dict[str, Any]:
+            return {"accepted": ["north"]} if self.context.round == 1 else of_sum(self, exchanged, decision)
+
+        ChainedSteps._of_sum = tell  # type: ignore[method-assign]
+    return as_party(places)
+
+
+def as_party_of_a_server_that_forgets_one(places: str) -> tuple[int, str]:
+    """It passes on no receipt of north's in the second round, as if that one had not been there."""
+    if os.environ["RANK"] == "0":
+        take = ChainedSteps.take
+
+        def take_without(self: ChainedSteps, decision: Decision, grad: Tensor | None) -> None:
+            if self.context.round == 1 and self.witness.last is not None:
+                del self.witness.last.receipts[1]
+            take(self, decision, grad)
+
+        ChainedSteps.take = take_without  # type: ignore[method-assign]
+    return as_party(places)
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (as_party_of_a_server_that_tells, "tells `accepted` of a sum that must stay the server's secret"),
+        pytest.param(
+            as_party_of_a_server_that_forgets_one, "the record has no receipt of `north`", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_records_that_would_show_the_cohort_are_refused(lie: Any, said: str, places: Path) -> None:
+    folder = write(places, checked("all"), CLIENT)
+    ended = expect_exit(lie, len(PARTIES), str(places))
+    assert [outcome.exit_code or outcome.result[0] for outcome in ended] == [11] * len(PARTIES)
+    assert said in (folder / "log.rank2.txt").read_text()
