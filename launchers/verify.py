@@ -24,18 +24,7 @@ from fedtorch.trust.verify import Verified, Verifier, forks
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch verify") -> int:
     """Verify a run's folder; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run folder, at any party")
-    parser.add_argument(
-        "--members", type=Path, metavar="FILE", help="list of members, where none is kept in the folder"
-    )
-    parser.add_argument(
-        "--beside", type=Path, nargs="+", default=[], metavar="FILE", help="receipts.jsonl of other parties, to compare"
-    )
-    parser.add_argument("--html", type=Path, metavar="PAGE", help="write the findings as a page too")
-    args = parser.parse_args(arguments)
+    args = _parser(prog).parse_args(arguments)
     try:
         needs_cryptography()
         members = None if args.members is None else read_members(args.members)
@@ -64,6 +53,21 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch verify
         return print_error(error, prog)
     print("all of it is right")
     return 0
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run folder, at any party")
+    parser.add_argument(
+        "--members", type=Path, metavar="FILE", help="list of members, where none is kept in the folder"
+    )
+    parser.add_argument(
+        "--beside", type=Path, nargs="+", default=[], metavar="FILE", help="receipts.jsonl of other parties, to compare"
+    )
+    parser.add_argument("--html", type=Path, metavar="PAGE", help="write the findings as a page too")
+    return parser
 
 
 def page(name: str, found: Sequence[Verified], forked: Sequence[str]) -> str:

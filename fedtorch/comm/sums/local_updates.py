@@ -149,10 +149,8 @@ def send_sum(
 ) -> None:
     """Add up this rank's updates and send the server the sum, if there is any, while the next window is added."""
     group, local, sends = aggregation.group, aggregation.local, bool(own) or aggregation.all_send
-    lender, witnessed = (
-        OutgoingWindows(group, local.sums),
-        aggregation.silos_part("sum", terms, scale) if sends else None,
-    )
+    witnessed = aggregation.silos_part("sum", terms, scale) if sends else None
+    lender = OutgoingWindows(group, local.sums)
     idle = [Accumulator(min(size, WINDOW), local.dtype, lender) for _ in range(IN_FLIGHT if sends else 0)]
     sending: deque[tuple[Transfer, Accumulator]] = deque()
     digests: list[int] = []
@@ -173,8 +171,7 @@ def send_sum(
         window = _checked(accumulator.partial(stop - start, outgoing), stop - start)
         sending.append((group.start_send(window), accumulator))
         if witnessed is not None:
-            witnessed.see(window.numpy())
-            witnessed.see_sent(window.numpy())
+            witnessed.see_sum(window.numpy())
         digests.append(outgoing.digest)
         aggregation.meter.count("up", "aggregate", physical=8 * (stop - start))
     while sending:

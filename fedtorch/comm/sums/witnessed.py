@@ -62,6 +62,11 @@ class SilosPart:
         except ValueError as error:
             raise TrustError(f"this party's part cannot be sent: {error}") from None
 
+    def see_sum(self, window: npt.NDArray[Any]) -> None:
+        """Take the next window of a sum, which leaves as it is."""
+        self.see(window)
+        self.see_sent(window)
+
     def see_sent(self, window: npt.NDArray[Any], place: int = 0) -> None:
         """Take the same window as it leaves; a gate has it already. place: of an update that leaves as it is."""
         gate = self._witness.gate
