@@ -69,6 +69,7 @@ class Witness:
     last: Exchanged | None = None
     """The exchange that was made last."""
     _kept: KeptVectors = field(default_factory=KeptVectors)
+    """memory of exchanges before"""
 
     def lend(self, count: int) -> Whole:
         """Memory for so many numbers, from an exchange before: a first touch costs as much as what is done in it."""

@@ -265,7 +265,7 @@ def _unlinked() -> int:
 
 
 def _write(file: int, content: memoryview) -> None:
-    """What was made of what came with a question, in its place."""
+    """Put what was made of what came with a question in its place."""
     if len(content):
         with mmap.mmap(file, len(content)) as memory:
             memory[:] = content
