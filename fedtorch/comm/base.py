@@ -226,9 +226,12 @@ class Communicator(ABC):
         """
 
     def missing(self) -> Sequence[int]:
-        """Other ranks that have ended, or have been silent for too long; for who waits without a meeting, now and then.
+        """Other ranks that have ended, or were silent for too long; for who waits without a meeting, now and then.
 
-        A meeting would find the same; nothing follows from it here.
+        Where the run goes on without them: nothing follows from it before the next meeting.
+
+        Raises:
+            DeadlineError, TrustError: as a meeting would, where the run does not go on without them.
         """
         return ()
 
@@ -273,7 +276,7 @@ class Communicator(ABC):
         exponent: on the server, of the scale of the round's sum, None: it is not known; ignored elsewhere. expected:
         rank -> clients whose updates may come from it; the same on all ranks.
         The sum that comes of it counts in the `open_updates` of the same round where it is what is asked for there.
-        From here to `Early.finish` no rank calls anything but `heartbeat`, `barrier` and what `events` has.
+        From here to `Early.finish` no rank calls anything but `heartbeat`, meetings and what `events` has.
         """
         return None
 
