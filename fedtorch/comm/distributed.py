@@ -239,10 +239,10 @@ class DistributedCommunicator(Communicator):
         """As the base class says."""
         return self._transcript.party if self._transcript else ""
 
-    def begin_checks(self) -> None:
+    def begin_checks(self, **kinds: bool) -> None:
         """Draw the key of the silos, as the base class says."""
         if self._transcript is not None and self.witness is None:
-            self.witness = self._transcript.witness(self._rendezvous, self.lost)
+            self.witness = self._transcript.witness(self._rendezvous, self.lost, **kinds)
 
     def refuse(self, told: str, code: int) -> None:
         """As the base class says."""

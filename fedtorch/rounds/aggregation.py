@@ -157,7 +157,7 @@ def _combine(context: RoundContext, decision: Decision) -> None:
             if (packing := context.packing) is not None:
                 opened = PackedUpdates(updates, context.updates, packing.unpack, packing.layout)
             rules = context.algorithm, context.weighing, context.server
-            looks = context.comm.witness is None  # else there are no single updates to measure anything of
+            looks = context.config.trust.verify is None  # else there are no single updates to measure anything of
             decision.combined = context.mechanism.combine(
                 opened, lambda updates: _combined(*rules, updates, decision, looks=looks)
             )

@@ -195,6 +195,8 @@ def begin_early(
     of an earlier round.
     """
     group, local = aggregation.group, aggregation.local
+    if aggregation.witness is not None:
+        return None  # nothing leaves before all have signed what they have got
     senders, own = sum(bool(expected[rank]) for rank in expected if rank), len(expected.get(group.rank, ()))
     lengths = {local.length(client) for client in {name for names in expected.values() for name in names}}
     if not senders or len(lengths) > 1 or exchange == "reduce" or (exchange == "auto" and senders > MOST_SENDERS):
