@@ -87,7 +87,6 @@ setup(
             "setuptools>=68",  # the tests build a wheel
             "pytest>=9",
             "pytest-timeout",
-            "pytest-xdist>=3.6",
             "hypothesis",
             "seqeval>=1.2.2",  # what spans are compared with
             "scikit-learn>=1.7",

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 # Before torch starts: one thread per rank (two ranks' threads on shared cores are 20 times slower), no network.
 # LOCAL_SIZE: without it DeepSpeed on a CPU starts a process at every step to count the devices.
@@ -26,6 +25,7 @@ from accounts import begin, end, exactly, remember
 from processes import Guard, starts_processes
 from schedule import FIRST, trains_federations, unit_of
 from slow import is_slow, stale
+from workers import pytest_addoption, pytest_runtestloop  # noqa: F401
 
 hypothesis.settings.register_profile("busy", deadline=None)  # a slow machine is no failure
 hypothesis.settings.load_profile("busy")
@@ -76,18 +76,6 @@ def pytest_runtest_teardown() -> Iterator[None]:
     """After a worker's last test ends what earlier ones began, such as a SLURM."""
     _guard.is_closed = False
     return (yield)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers (`-n`) one of them runs all tests of a unit, one after the other."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class InUnits(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return unit_of(nodeid)
-
-    return InUnits(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from torch import nn
 from torch.func import grad, vmap
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
-import fedtorch
 from fedtorch.core.errors import ConfigError
 from fedtorch.models.adapters import quantized as few
 from fedtorch.models.adapters.lora import add_adapter, lora_layers, merged
@@ -345,19 +341,6 @@ def test_what_cannot_be_quantised_is_refused(tokenizer: Any, tmp_path: Path, mon
     monkeypatch.setattr("fedtorch.core.extras.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs bitsandbytes.*fedtorch-nlp\[quantize\]"):
         build("gpt2", tokenizer, "nf4")
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("who", ["bitsandbytes", "peft", "transformers.optimization"])
-def test_the_library_is_loaded_without_asking_for_kernels_elsewhere(who: str, tmp_path: Path) -> None:
-    """Whoever imports it, a package of that name is not asked, and afterwards it is what it was."""
-    (tmp_path / "kernels.py").write_text("def get_kernel(*_, **__):\n    raise SystemExit('fetched')\n")
-    script = f"import fedtorch.train.engine, {who}, sys; print('bitsandbytes' in sys.modules)"
-    script += "; import kernels; print(kernels.__file__)"
-    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(fedtorch.__file__).parents[1]}"}
-    ended = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.split() == ["True", str(tmp_path / "kernels.py")] and "kernels" not in ended.stderr
 
 
 def test_a_model_that_is_quantised_twice_stays(tokenizer: Any) -> None:

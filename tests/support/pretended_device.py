@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -131,8 +130,11 @@ class Pretended(Tensor):
         return self.held.data_ptr()
 
 
-def install() -> torch.device:
-    """Make the device known to torch, before the first backward pass of the process; returns it."""
+def install(*, has_four_bits: bool = False) -> torch.device:
+    """Make the device known to torch, before the first backward pass of the process; returns it.
+
+    has_four_bits: it unpacks what bitsandbytes has packed, which takes most of a second to import.
+    """
     registration._setup_privateuseone_for_python_backend(NAME, Module())
     every, few = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(_run, "PrivateUse1")
@@ -149,7 +151,7 @@ def install() -> torch.device:
         ("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward),
     ):
         few.impl(op, partial(_run_as, kernel), "PrivateUse1")
-    if find_spec("bitsandbytes") is not None:  # which has kernels for GPUs
+    if has_four_bits:
         import bitsandbytes  # noqa: F401
 
         packed = torch.library.Library("bitsandbytes", "IMPL")

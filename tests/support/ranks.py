@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import forkserver, popen_forkserver
@@ -41,10 +41,21 @@ _USED_WITH_DEEPSPEED = [
 ]  # the former at DeepSpeed's first step
 
 
+class _Server(ForkServer):
+    """A fork server that processes forked from the one that started it use as well."""
+
+    _starter = 0
+
+    def ensure_running(self) -> None:
+        if self._starter in (0, os.getpid()):
+            super().ensure_running()
+            self._starter = os.getpid()
+
+
 @cache
-def _server(has_deepspeed: bool) -> ForkServer:
+def _server(has_deepspeed: bool) -> _Server:
     """DeepSpeed is half of what the process would have to fork, and few ranks use it, so it has one of its own."""
-    server = ForkServer()
+    server = _Server()
     # A GPU that a server asked for would be lost to its ranks, and DeepSpeed asks when it is imported.
     preloads = has_deepspeed and os.environ["DS_ACCELERATOR"] == "cpu"
     server.set_forkserver_preload([*(_USED_WITH_DEEPSPEED if preloads else _USED), "tests.support.frozen"])
@@ -54,6 +65,12 @@ def _server(has_deepspeed: bool) -> ForkServer:
 @cache
 def _has_deepspeed(path: str) -> bool:
     return 'importorskip("deepspeed")' in Path(path).read_text()
+
+
+def start_servers(paths: Iterable[str]) -> None:
+    """Start what the ranks of these test files are forked from."""
+    for has_deepspeed in sorted(set(map(_has_deepspeed, paths))):
+        _server(has_deepspeed).ensure_running()
 
 
 class _Popen(popen_forkserver.Popen):
