@@ -314,8 +314,8 @@ class Plain:
     assert list(fields_without_a_line(ast.parse(source))) == ["Point.x", "Options.size"]
 
 
-OF_GPUS = {"fedtorch/core/devices.py", "fedtorch/config/system.py"}
-"""Files that may name the kind of a GPU: the helper, and the key."""
+OF_GPUS = {"fedtorch/core/devices.py", "fedtorch/core/kinds.py", "fedtorch/config/system.py"}
+"""Files that may name the kind of a GPU: the helper, what it knows of kinds, and the key."""
 
 
 def kinds_of_gpus(source: ast.Module) -> Iterator[str]:

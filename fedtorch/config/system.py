@@ -47,10 +47,11 @@ class RunConfig:
 class SystemConfig:
     """`system`: how the work is done; `device`, `deterministic` and `threads` can change the result's last bits."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where torch finds one. Where there is a GPU's driver and torch finds no GPU, the CPU computes, with a
-    warning; a job of several machines ends with the reason. Rank number LOCAL_RANK of a machine gets the GPU of that
-    number, modulo their count."""
+    device: Literal["auto", "cpu", "cuda", "xpu", "mps"] = "auto"
+    """auto: a GPU where torch finds one (cuda: NVIDIA's, and AMD's in torch's build for them; xpu: Intel's; mps:
+    Apple's, which have no float64, so that sums are made on the CPU). Where there is a GPU's driver and torch finds no
+    GPU, the CPU computes, with a warning; a job of several machines ends with the reason. Rank number LOCAL_RANK of a
+    machine gets the GPU of that number, modulo their count."""
     deterministic: bool = False
     """On GPUs: only kernels that give the same bits each time, for the same GPU and libraries; slower, and an error
     where an operation has none. Sums, broadcasts, seeds and placement are exact anyway, and so is all of it on CPUs."""
@@ -126,10 +127,10 @@ class SystemConfig:
     beside the model makes it faster (one of GPT-2 with 60 M parameters by a third); it stays taken between steps."""
 
     def __post_init__(self) -> None:
-        if self.backend == "nccl" and self.device == "cpu":
+        if self.backend == "nccl" and self.device not in ("auto", "cuda"):
             raise ConfigError(
-                "system.backend is nccl, which moves what is on GPUs, but system.device is cpu; set system.backend to "
-                "auto"
+                f"system.backend is nccl, which moves what is on NVIDIA's and AMD's GPUs, but system.device is "
+                f"{self.device}; set system.backend to auto"
             )
         if self.interface is not None and not _names_a_network(self.interface):
             raise ConfigError(

@@ -1,6 +1,7 @@
-"""GPUs: how many there are, streams and events, random numbers, memory that they read. No other file names their kind.
+"""GPUs: how many there are, streams and events, random numbers, memory that they read. No other file asks their kind.
 
-A device that is not the CPU is a GPU here, through the module of torch that has its functions (`torch.cuda`).
+A device that is not the CPU is a GPU here, through the module of torch that has its functions (`torch.cuda`);
+`core.kinds` has what those of other kinds lack.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedtorch.core import kinds
 from fedtorch.core.errors import ConfigError, DeviceError
 from fedtorch.core.extras import fetch_nothing
 
@@ -24,17 +26,16 @@ fetch_nothing()  # all that computes imports this file, and before it imports li
 
 log = logging.getLogger(__name__)
 
-KIND = "cuda"
-"""torch's name for GPUs, AMD's among them."""
-CHOICES = ("auto", "cpu", KIND)
+CHOICES = ("auto", "cpu", *(kind.name for kind in kinds.KINDS))
 """Choices of a device, as `own` takes them."""
 CPU = torch.device("cpu")
-BACKENDS = f"cpu:gloo,{KIND}:nccl"
+WITH_NCCL = kinds.CUDA.name
+"""The kind of GPUs between which NCCL carries what they have."""
+BACKENDS = f"cpu:gloo,{WITH_NCCL}:nccl"
 """Of a default group of ranks with a GPU each, as torch names them."""
 _FAULT: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)  # torch 2.8 and later
 _WORDS = "CUDA error"
 _said: set[str] = set()  # warnings of this process
-_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # there where a driver is loaded
 
 
 def is_gpu(device: torch.device) -> bool:
@@ -42,29 +43,31 @@ def is_gpu(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def count() -> int:
+def count(choice: str = "auto") -> int:
     """GPUs that torch finds; 0 also where CUDA_VISIBLE_DEVICES hides them or the driver is too old."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return kinds.named(choice).count()
 
 
 def names() -> list[str]:
     """GPUs of this process as CUDA_VISIBLE_DEVICES names them; nothing is begun on them, so it may fork afterwards."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    kind = kinds.found()
+    seen = os.environ.get(kind.hides) if kind.hides else None
     if seen is not None:
         return seen.split(",") if seen else []
-    return [str(number) for number in range(torch.cuda.device_count())]
+    return [str(number) for number in range(kind.module.device_count())]
 
 
 def has_driver() -> bool:
     """Is there a GPU's driver, whether torch can use it or not?"""
-    return any(Path(path).exists() for path in _DRIVERS)
+    return any(kind.has_driver() for kind in kinds.KINDS)
 
 
 def own(choice: str, *, server_serves: bool = False, key: str = "system.device") -> torch.device:
     """The device of this rank, which becomes the present one: GPU LOCAL_RANK modulo their number, or the CPU.
 
-    choice: `auto`, `cpu` or `cuda`. server_serves: the server computes nothing; where its machine has more ranks than
-    GPUs it takes the CPU then, and the others have the GPUs from the first one on. key: where the choice stands.
+    choice: one of `CHOICES`; `auto` is the kind of which torch finds a GPU. server_serves: the server computes nothing;
+    where its machine has more ranks than GPUs it takes the CPU then, and the others have the GPUs from the first one
+    on. key: where the choice stands.
 
     Raises:
         ConfigError: it is to be a GPU, and torch finds none, or has no kernels for it; or this machine of several has
@@ -74,18 +77,20 @@ def own(choice: str, *, server_serves: bool = False, key: str = "system.device")
         if choice == "auto" and is_wasted():
             _say_wasted(f"torch finds no GPU ({why_none()})")
         return CPU
-    if not count():
-        raise ConfigError(f"{key} is {choice} but torch finds no GPU ({why_none()}); set it to auto or cpu")
+    if not count(choice):
+        why = f"no GPU ({why_none()})" if not count() else f"GPUs of kind {kinds.found().name} alone"
+        raise ConfigError(f"{key} is {choice} but torch finds {why}; set it to auto or cpu")
     place = int(os.environ.get("LOCAL_RANK", 0)) - int(spares_server(server_serves))
     if place < 0:
         return CPU
-    device = torch.device(KIND, place % count())
+    device = torch.device(kinds.named(choice).name, place % count(choice))
     if why := why_no_kernels(device):
         if choice != "auto":
             raise ConfigError(f"{key} is {choice} but {why}; set it to auto or cpu, or install such a build")
         _say_wasted(why)
         return CPU
-    torch.cuda.set_device(device)  # libraries that name no device mean the present one
+    if device.type != kinds.MPS.name:  # of which there is one
+        _module(device).set_device(device)  # libraries that name no device mean the present one
     return device
 
 
@@ -98,12 +103,12 @@ def spares_server(server_serves: bool) -> bool:
 
 def is_wasted() -> bool:
     """Is there a GPU's driver, though torch finds no GPU, and nobody has hidden it?"""
-    return not count() and has_driver() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    return not count() and has_driver() and not kinds.CUDA.is_hidden()
 
 
 def why_no_kernels(device: torch.device) -> str:
     """Why torch's build cannot compute on a GPU of this kind; empty: it can, or nothing is known of it."""
-    if torch.version.cuda is None:
+    if torch.version.cuda is None or device.type != kinds.CUDA.name:
         return ""
     own, built = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
     for arch in built:
@@ -128,10 +133,7 @@ def has_float64(device: torch.device) -> bool:
 
 def free_bytes(device: torch.device) -> tuple[int, int]:
     """Memory of a GPU that nobody uses, and all of it, in bytes; (0, 0) for the CPU."""
-    if not is_gpu(device) or device.type != KIND:
-        return 0, 0
-    free, total = torch.cuda.mem_get_info(device)
-    return int(free), int(total)
+    return kinds.free_bytes(device) if is_gpu(device) else (0, 0)
 
 
 def _say_wasted(told: str) -> None:
@@ -149,11 +151,11 @@ def _say_wasted(told: str) -> None:
 
 def why_none() -> str:
     """Say why torch finds no GPU."""
-    build = torch.version.cuda or torch.version.hip
+    build = torch.version.cuda or torch.version.hip or torch.version.xpu
     if build is None:
         return f"torch {torch.__version__} is built for the CPU alone"
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return "CUDA_VISIBLE_DEVICES is empty"
+    if kinds.CUDA.is_hidden():
+        return f"{kinds.CUDA.hides} is empty"
     if has_driver():
         return f"there is a driver, but torch {torch.__version__}, built for {build}, cannot use it: it may be too old"
     return "no driver of a GPU is loaded"
@@ -161,25 +163,26 @@ def why_none() -> str:
 
 def kind() -> torch.device:
     """A GPU, or the CPU where torch finds none; nothing is begun on it."""
-    return torch.device(KIND) if count() else CPU
+    return torch.device(kinds.found().name) if count() else CPU
 
 
 def present() -> torch.device:
     """The GPU that libraries mean which name none."""
-    return torch.device(KIND, torch.cuda.current_device())
+    kind = kinds.found()
+    return torch.device(kind.name, kind.module.current_device() if kind is not kinds.MPS else 0)
 
 
 def identity(device: torch.device) -> str:
-    """A name of the GPU that is the same for all processes of the machine, whichever GPUs they see."""
-    return str(_module(device).get_device_properties(device).uuid)
+    """A name of the GPU that is the same for all processes of the machine, whichever GPUs they see; empty: unknown."""
+    return kinds.uuid(device)
 
 
 # Streams and events. On the CPU there are none: everything is done when a call returns.
 
 
 def new_stream(device: torch.device) -> Any:
-    """A stream of a GPU; None on the CPU."""
-    return _module(device).Stream(device) if is_gpu(device) else None
+    """A stream of a GPU; None on the CPU, and where a GPU has but one."""
+    return kinds.stream(device) if is_gpu(device) else None
 
 
 def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[object]:
@@ -190,7 +193,7 @@ def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[objec
 def noted(device: torch.device, event: Any = None) -> Any:
     """An event that has come to pass when the GPU has done what was begun until now; `event` again if it is given."""
     event = event or _module(device).Event()
-    event.record(_module(device).current_stream(device))
+    kinds.record(event, device)
     return event
 
 
@@ -200,39 +203,39 @@ def noted(device: torch.device, event: Any = None) -> Any:
 def seed(number: int, device: torch.device) -> None:
     """Seed what the device's own generator draws; on the CPU nothing happens."""
     if is_gpu(device):
-        _module(device).manual_seed_all(number)
+        kinds.seed(number, device)
 
 
 def generator_state(device: torch.device) -> Tensor | None:
     """The state of the device's own generator, uint8 on the CPU; None: it has none."""
-    return _module(device).get_rng_state(device) if is_gpu(device) else None
+    return _module(device).get_rng_state(*kinds.generators(device)) if is_gpu(device) else None
 
 
 def set_generator_state(state: Tensor, device: torch.device) -> None:
     """Put back what `generator_state` gave."""
-    _module(device).set_rng_state(state, device)
+    _module(device).set_rng_state(state, *kinds.generators(device))
 
 
 @contextmanager
 def same_numbers_again(device: torch.device) -> Iterator[None]:
     """Drawn numbers, of dropout for instance, are drawn again after the block: on the CPU and on the device."""
-    others = [device.index or 0] if is_gpu(device) else []
-    with torch.random.fork_rng(others, device_type=device.type if others else KIND):
-        yield
+    own = generator_state(device)
+    with torch.random.fork_rng([]):
+        try:
+            yield
+        finally:
+            if own is not None:
+                set_generator_state(own, device)
 
 
 @contextmanager
 def unchanged() -> Iterator[None]:
     """The present GPU and all generators of GPUs are afterwards as before, if any GPU was used before."""
-    if not torch.cuda.is_initialized():
-        yield
-        return
-    device, states = torch.cuda.current_device(), torch.cuda.get_rng_state_all()
+    put_back = kinds.kept()
     try:
         yield
     finally:
-        torch.cuda.set_rng_state_all(states)
-        torch.cuda.set_device(device)
+        put_back()
 
 
 @contextmanager
@@ -283,7 +286,7 @@ def why_slow(precision: str, device: torch.device) -> str:
     """Why `precision` brings nothing on this device; empty: it does, or nothing is known of it."""
     if precision == "tf32" and not is_gpu(device):
         return "CPUs do not have it, so they compute in fp32, with its bits"
-    if device.type == KIND and precision in ("tf32", "bf16") and torch.version.cuda is not None:
+    if device.type == kinds.CUDA.name and precision in ("tf32", "bf16") and torch.version.cuda is not None:
         has = torch.cuda.is_bf16_supported(including_emulation=False)  # both came with the same generation
         what = "do without" if precision == "tf32" else "emulate"
         return "" if has else f"GPUs of kind {torch.cuda.get_device_name(device)} {what} it; it is no faster than fp32"
@@ -299,7 +302,8 @@ def why_slow(precision: str, device: torch.device) -> str:
 
 def page_locked(size: int, dtype: torch.dtype) -> Tensor:
     """An empty tensor in memory of the host that GPUs read themselves; in ordinary memory where there is no GPU."""
-    return torch.empty(size, dtype=dtype, pin_memory=torch.cuda.is_available())
+    kind = kinds.found()  # what Apple's GPUs share with the host is theirs without that
+    return torch.empty(size, dtype=dtype, pin_memory=kind is not kinds.MPS and kind.module.is_available())
 
 
 def lock_pages(tensor: Tensor, device: torch.device) -> Tensor:
@@ -318,17 +322,17 @@ def give_back(device: torch.device) -> None:
 
 def begin_count(device: torch.device) -> None:
     """Largest amounts of memory, as `usage` tells them, are counted from here on; on the CPU nothing happens."""
-    if is_gpu(device):
+    if hasattr(_module(device), "reset_peak_memory_stats"):
         _module(device).reset_peak_memory_stats(device)
 
 
 def usage(device: torch.device) -> dict[str, float]:
     """Largest memory of tensors and of torch's pool since `begin_count`, in MiB, and how busy the GPU is, in percent.
 
-    Empty for the CPU. The last only where NVIDIA's library of counters is installed (nvidia-ml-py): it is about the
-    second before, and about all who use the GPU.
+    Empty for the CPU, and for a kind that does not tell. The last only where NVIDIA's library of counters is installed
+    (nvidia-ml-py): it is about the second before, and about all who use the GPU.
     """
-    if not is_gpu(device):
+    if not hasattr(_module(device), "max_memory_reserved"):
         return {}
     found = {
         "gpu_peak_mb": _module(device).max_memory_allocated(device) / 2**20,
@@ -371,8 +375,10 @@ def fault(error: BaseException, where: str) -> DeviceError:
 
 def versions(device: torch.device) -> dict[str, str]:
     """Name of the GPU, of its driver and of the libraries that compute on it; empty for the CPU."""
-    if not is_gpu(device) or device.type != KIND:
+    if device.type not in CHOICES or not is_gpu(device):
         return {}
+    if device.type != kinds.CUDA.name:
+        return {"gpu": f"{device.type}, {platform.machine()}"}
     properties = torch.cuda.get_device_properties(device)
     driver = Path("/proc/driver/nvidia/version")
     found = {

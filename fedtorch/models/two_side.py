@@ -214,6 +214,6 @@ class OneModel(nn.Module):
         return Losses(
             torch.stack([(nll * mask).sum() for mask in own]),
             (user, assistant),
-            torch.stack([(nll.detach() * mask).sum(1) for mask in own], dim=1).double().cpu(),
+            torch.stack([(nll.detach() * mask).sum(1) for mask in own], dim=1).cpu().double(),
             counts,
         )

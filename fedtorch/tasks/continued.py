@@ -149,6 +149,6 @@ def log_likelihoods(
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1].float()
         labels = batch["labels"][:, 1:]
         each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-        for i, total in zip(picked, each.double().sum(1).tolist(), strict=True):
+        for i, total in zip(picked, each.cpu().double().sum(1).tolist(), strict=True):
             sums[i] = -total
     return sums

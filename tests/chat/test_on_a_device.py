@@ -83,7 +83,7 @@ def test_the_answers_are_those_of_the_cpu() -> None:
 
 
 def test_a_gpu_that_is_not_there_is_refused_by_the_options_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "count", lambda: 0)
+    monkeypatch.setattr(devices, "count", lambda *_: 0)
     assert chosen_device("cpu") == chosen_device(_parser("chat").parse_args(["RUN"]).device) == CPU
     with pytest.raises(ConfigError, match="--device is cuda but torch finds no GPU .* set it to auto or cpu"):
         chosen_device("cuda")

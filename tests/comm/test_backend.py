@@ -115,7 +115,7 @@ def test_ranks_that_share_gpus_say_so_once_per_node(
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     monkeypatch.setenv("RANK", local_rank)
-    monkeypatch.setattr(devices, "count", lambda: 2)
+    monkeypatch.setattr(devices, "count", lambda *_: 2)
     with caplog.at_level(logging.INFO):
         log_if_shared(CUDA, server_serves=serves)
         log_if_shared(torch.device("cpu"), server_serves=serves)

@@ -66,7 +66,7 @@ def test_hidden_gpus_are_no_surprise(monkeypatch: pytest.MonkeyPatch, caplog: py
 def test_a_server_that_only_serves_leaves_the_gpus_to_the_workers(
     ranks: int, gpus: int, serves: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "count", lambda: gpus)
+    monkeypatch.setattr(devices, "count", lambda *_: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.version, "cuda", None)  # whatever wheel this is: nothing is asked of these GPUs
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
@@ -99,7 +99,7 @@ def test_a_build_without_kernels_for_the_gpu_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(devices, "count", lambda: 1)
+    monkeypatch.setattr(devices, "count", lambda *_: 1)
     monkeypatch.setattr(devices, "_said", set())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
@@ -225,9 +225,9 @@ def test_what_a_gpu_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.usage(gpu) == {"gpu_peak_mb": 5.0, "gpu_reserved_mb": 6.0, "gpu_utilization": 87.0}
     assert devices.usage(devices.CPU) == {}
     assert devices.versions(devices.CPU) == {} and devices.free_bytes(devices.CPU) == (0, 0)
-    monkeypatch.setattr(devices, "count", lambda: 2)
+    monkeypatch.setattr(devices, "count", lambda *_: 2)
     assert devices.kind() == torch.device("cuda")
-    monkeypatch.setattr(devices, "count", lambda: 0)
+    monkeypatch.setattr(devices, "count", lambda *_: 0)
     assert devices.kind() == devices.CPU
 
 

@@ -39,6 +39,7 @@ from fedtorch.setup.rules.engine import (
     muon_has_whole_matrices,
     private_weights_are_drawn_from_a_whole_model,
     something_is_trained,
+    split_engines_have_the_kind_of_gpu,
     the_algorithm_takes_a_split_model,
     the_device_has_the_precision,
     what_is_trained_has_rows,
@@ -284,12 +285,23 @@ def test_fp16_needs_a_cpu_that_has_it_where_there_is_no_gpu(
     precision: Any, has: bool, gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_rules, "has_fp16", lambda device: has)
-    monkeypatch.setattr(engine_rules.devices, "count", lambda: gpus)
+    monkeypatch.setattr(engine_rules.devices, "count", lambda *_: gpus)
     plan = plan_of(tmp_path, engine=EngineConfig(precision=precision))
     said = refused(the_device_has_the_precision, plan)
     assert bool(said) == (precision == "fp16" and not has and not gpus)
     on_cpu = plan_of(tmp_path, engine=EngineConfig(precision=precision), system=SystemConfig(device="cpu"))
     assert bool(refused(the_device_has_the_precision, on_cpu)) == (precision == "fp16" and not has)
+
+
+@pytest.mark.parametrize("kind", ["torch", "fsdp", "deepspeed"])
+@pytest.mark.parametrize(("device", "found"), [("cpu", "mps"), ("auto", "cpu"), ("auto", "cuda"), ("auto", "mps")])
+def test_split_engines_need_gpus_with_nccl(
+    kind: Any, device: Any, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_rules.devices, "kind", lambda: torch.device(found))
+    plan = plan_of(tmp_path, engine=EngineConfig(kind=kind), system=SystemConfig(device=device))
+    said = refused(split_engines_have_the_kind_of_gpu, plan)
+    assert bool(said) == (kind != "torch" and device == "auto" and found == "mps")
 
 
 @dataclass(frozen=True)

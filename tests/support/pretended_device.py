@@ -46,7 +46,7 @@ class Stream:
 class Event:
     """An event that has come to pass when it was recorded."""
 
-    def record(self, stream: Stream) -> None:
+    def record(self, stream: Stream | None = None) -> None:
         used["event recorded"] += 1
 
     def synchronize(self) -> None:
@@ -130,12 +130,27 @@ class Pretended(Tensor):
         return self.held.data_ptr()
 
 
-def install(*, has_four_bits: bool = False) -> torch.device:
+class Plain(registration._DummyBackendModule):
+    """The functions that Apple's GPUs have of those: no stream of one's own, no numbers of 64 bits."""
+
+    Event = Event
+    _initialized = True
+    empty_cache, manual_seed_all, device = Module.empty_cache, Module.manual_seed_all, Module.device
+    get_rng_state, set_rng_state = Module.get_rng_state, Module.set_rng_state
+    get_amp_supported_dtype, set_device = Module.get_amp_supported_dtype, Module.set_device
+
+
+_has_float64 = [True]
+
+
+def install(*, plain: bool = False, has_four_bits: bool = False) -> torch.device:
     """Make the device known to torch, before the first backward pass of the process; returns it.
 
-    has_four_bits: it unpacks what bitsandbytes has packed, which takes most of a second to import.
+    plain: it has no streams and no float64, as Apple's GPUs. has_four_bits: it unpacks what bitsandbytes has packed,
+    which takes most of a second to import.
     """
-    registration._setup_privateuseone_for_python_backend(NAME, Module())
+    _has_float64[0] = not plain
+    registration._setup_privateuseone_for_python_backend(NAME, Plain() if plain else Module())
     every, few = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(_run, "PrivateUse1")
     for op in ("alias", "detach"):  # torch has kernels for these, which would make tensors without numbers
@@ -178,6 +193,8 @@ def _without_weak_references(module: torch.nn.RNNBase) -> None:
 
 def _pretend(held: Tensor) -> Tensor:
     """A tensor of the device with these numbers."""
+    if held.dtype == torch.float64 and not _has_float64[0]:
+        raise TypeError("this device has no float64")
     tensor = torch._C._acc.create_empty_tensor(held.shape, held.dtype)  # type: ignore[attr-defined]
     if tensor.stride() != held.stride():
         realias = torch.ops.aten._reshape_alias.default

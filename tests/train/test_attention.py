@@ -112,9 +112,9 @@ def test_flash_attention_needs_a_gpu_16_bits_and_its_package(tmp_path: Path, mon
         with pytest.raises(ConfigError, match=f"engine.attention is flash_attention_2 but {words}.*set engine.attent"):
             flash_attention_has_what_it_needs(plan_of(tmp_path, **how))
 
-    monkeypatch.setattr(devices, "count", lambda: 0)
+    monkeypatch.setattr(devices, "count", lambda *_: 0)
     refused("no GPU is used")
-    monkeypatch.setattr(devices, "count", lambda: 1)
+    monkeypatch.setattr(devices, "count", lambda *_: 1)
     refused("no GPU is used", device="cpu")
     refused("engine.precision is fp32", precision="fp32")
     refused("system.deterministic is true", deterministic=True)

@@ -60,10 +60,10 @@ def use(device: torch.device) -> None:
     pinned_copy.WINDOW_BYTES = 64
 
 
-def on_both() -> Any:
+def on_both(plain: bool = False) -> Any:
     """Digest of every algorithm's run on the CPU and on the device."""
     digests: dict[str, list[str]] = {}
-    for device in (torch.device("cpu"), install()):
+    for device in (torch.device("cpu"), install(plain=plain)):
         use(device)
         for name, (algorithm, changes) in ALGORITHMS.items():
             task = replace(TASK, head=(0.5, 0.5)) if "private" in name else TASK
@@ -76,8 +76,9 @@ def on_both() -> Any:
     return digests
 
 
-def test_every_algorithm_gives_the_same_bits_on_a_device() -> None:
-    (digests,) = run_ranks(on_both, 1)
+@pytest.mark.parametrize("plain", [False, True], ids=["with everything", "without float64 and streams"])
+def test_every_algorithm_gives_the_same_bits_on_a_device(plain: bool) -> None:
+    (digests,) = run_ranks(on_both, 1, plain)
     assert all(one == other for one, other in digests.values()), digests
     assert len({one for one, _ in digests.values()}) == len(ALGORITHMS)
 

@@ -131,6 +131,20 @@ class Links:
         with self._changed:
             return self._changed.wait_for(lambda: all(self._came.get((topic, rank)) for rank in ranks), limit_s)
 
+    def wait_for_last(self, topic: str, ranks: Sequence[int], limit_s: float) -> bool:
+        """Whether something came from every one of these ranks, which leave; waits for what may still be on its way.
+
+        That they leave is known from the store, which may be faster than their connection. Over is the waiting when
+        all came, when all connections have ended, or after `limit_s`.
+        """
+
+        def is_settled() -> bool:
+            return all(self._came.get((topic, rank)) or rank in self.ended for rank in ranks)
+
+        with self._changed:
+            self._changed.wait_for(is_settled, limit_s)
+        return self.wait(topic, ranks, 0.0)
+
     def take(self, topic: str, rank: int, limit_s: float = 0.0) -> bytes:
         """The next message of the rank.
 

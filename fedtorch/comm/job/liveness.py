@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -104,13 +104,15 @@ class Liveness:
         if self._stacks is not None:
             faulthandler.cancel_dump_traceback_later()
 
-    def check(self, awaited: Collection[int]) -> None:
+    def check(self, awaited: Collection[int], came: Callable[[], bool] = lambda: False) -> None:
         """Look for awaited ranks that have left, are dead or were silent for the timeout.
+
+        came: whether what they are awaited for is there all the same: it may have been their last act.
 
         Raises:
             DeadlineError, TrustError: there are some; see `error_of`.
         """
-        if missing := self.missing(awaited):
+        if (missing := self.missing(awaited)) and not came():
             raise self.error_of(missing)
 
     def error_of(self, ranks: Sequence[int], more: str = "") -> FedtorchError:

@@ -19,7 +19,6 @@ from fedtorch.core.errors import (
     ForgedNoteError,
     PolicyError,
     PreflightError,
-    TrustError,
     error_of_code,
 )
 from fedtorch.core.shown import plain
@@ -30,6 +29,7 @@ _KINDS: dict[str, type[FedtorchError]] = {
     "preflight": PreflightError,
 }
 _LOOKS = 20  # how much longer than a look at the others the pause before the next one is
+_LAST_S = 2.0  # how long what a rank sent before it left may take longer than the word that it left
 _END = b"\0"  # of a note, which has no such byte
 _SHOWN = 20  # differences in one message
 _KEY, _CONFIG = "key `", "config"  # facts of single keys, and of all of them
@@ -132,11 +132,8 @@ class Rendezvous:
             if time.monotonic() - start > limit_s:
                 return False
             self._liveness.beat()
-            try:
-                self._liveness.check([rank for rank, key in keys.items() if not self._store.has([key])])
-            except (DeadlineError, TrustError):
-                if not self._store.has(list(keys.values())):  # its last act may have been to set the key
-                    raise
+            missing = [rank for rank, key in keys.items() if not self._store.has([key])]
+            self._liveness.check(missing, lambda: self._store.has(list(keys.values())))
         return True
 
     def wait_regardless(self, keys: Mapping[int, str], limit_s: float) -> None:
@@ -154,11 +151,10 @@ class Rendezvous:
         while not self._links.wait(name, ranks, pause):
             started = time.monotonic()
             self._liveness.beat()
-            try:
-                self._liveness.check([rank for rank in ranks if not self._links.wait(name, [rank], 0.0)])
-            except (DeadlineError, TrustError):
-                if not self._links.wait(name, ranks, 0.0):  # its last act may have been to send it
-                    raise
+            missing = self._liveness.missing([rank for rank in ranks if not self._links.wait(name, [rank], 0.0)])
+            late_s = min(_LAST_S, self._liveness.timeout_s / 4) if set(missing) & set(self._liveness.left()) else 0.0
+            if missing and not self._links.wait_for_last(name, missing, late_s):  # the last act of one that left
+                raise self._liveness.error_of(missing)
             # over a long wire a look takes some trips, which must not be what this rank does when the note comes
             pause = min(max(often, _LOOKS * (time.monotonic() - started)), self._liveness.timeout_s / 4)
 

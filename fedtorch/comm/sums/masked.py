@@ -83,10 +83,10 @@ class Notes:
         Raises:
             DeadlineError: the server is gone. CollectiveFailed: another rank was lost, and the attempt with it.
         """
-        liveness = self.group.liveness
-        while not self.group.store.wait([self._key(what, rank)], min(_LOOK_EVERY_S, liveness.timeout_s / 4)):
+        liveness, key = self.group.liveness, self._key(what, rank)
+        while not self.group.store.wait([key], min(_LOOK_EVERY_S, liveness.timeout_s / 4)):
             liveness.beat()
-            liveness.check([0])
+            liveness.check([0], lambda: self.group.store.has([key]))
         note = self.read(what, rank)
         if isinstance(note, dict) and "over" in note:
             if note["over"] == "again":

@@ -58,6 +58,17 @@ def flash_attention_has_what_it_needs(plan: Plan) -> None:
         raise ConfigError(f"engine.attention is {FLASH} but {why}; set engine.attention to sdpa")
 
 
+def split_engines_have_the_kind_of_gpu(plan: Plan) -> None:
+    """Refuse DeepSpeed and FSDP on GPUs of a kind over which they do not exchange here: Intel's and Apple's."""
+    engine, device = plan.config.engine.kind, plan.config.system.device
+    kind = devices.kind().type if device == "auto" else device
+    if engine != "torch" and kind not in ("cpu", devices.WITH_NCCL):
+        raise ConfigError(
+            f"engine.kind is {engine}, whose ranks exchange over NCCL, but the GPUs here are of kind {kind}; set "
+            "engine.kind to torch, or system.device to cpu"
+        )
+
+
 def deepspeed_is_installed(plan: Plan) -> None:
     """Refuse DeepSpeed where it is not installed: it is an extra of the package."""
     if plan.config.engine.kind == "deepspeed":
@@ -200,6 +211,7 @@ SUBJECT = Subject(
         the_device_has_the_precision,
         flash_attention_has_what_it_needs,
         deepspeed_is_installed,
+        split_engines_have_the_kind_of_gpu,
         the_algorithm_takes_a_split_model,
         deepspeed_has_one_optimizer,
         micro_batches_can_be_dealt,
