@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks import run_ranks
 
 SUPPORT = Path(__file__).parent / "support"
 FILES = {
@@ -53,3 +54,14 @@ def test_the_first_failure_ends_all_where_that_is_asked_for(tmp_path: Path) -> N
     waits = "import time\ndef test_waits(): time.sleep(50)"
     code, said = run(tmp_path, {"test_a.py": "def test_fails(): assert False", "test_b.py": waits}, "-x")
     assert code == 1 and "1 failed" in said and "stopping after 1 failures" in said, said
+
+
+def says() -> None:
+    print("from a rank")
+    print("to its log", file=sys.stderr)
+
+
+def test_what_a_rank_says_is_shown_with_the_test_that_started_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also where another process has started the fork server."""
+    run_ranks(says, 1)
+    assert capfd.readouterr() == ("from a rank\n", "to its log\n")

@@ -17,6 +17,7 @@ from multiprocessing import forkserver, popen_forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.forkserver import ForkServer
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,19 @@ class _Process(_CONTEXT.Process):  # type: ignore[name-defined,misc]
         return _Popen(process)
 
 
+class _Output:
+    """Standard output and error of this process, which a rank takes over, whoever started its fork server."""
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        return _take_over, (DupFd(1), DupFd(2))  # type: ignore[no-untyped-call]
+
+
+def _take_over(*given: Any) -> None:
+    for number, one in enumerate(given, start=1):
+        os.dup2(held := one.detach(), number)
+        os.close(held)
+
+
 @dataclass
 class Outcome:
     """How one rank ended: its result, or the traceback of its error, or only an exit code (−9 if killed)."""
@@ -150,7 +164,7 @@ def start_ranks(function: Callable[..., Any], size: int, *args: Any, environ: di
     for rank in range(size):
         receiver, sender = _CONTEXT.Pipe(duplex=False)
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared}
-        process = _Process(target=_child, args=(path, function.__qualname__, args, variables, sender))
+        process = _Process(target=_child, args=(path, function.__qualname__, args, variables, sender, _Output()))
         process.start()
         sender.close()
         ranks.processes.append(process)
@@ -189,7 +203,9 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-def _child(path: str, name: str, args: Sequence[Any], variables: dict[str, str], sender: Connection) -> None:
+def _child(
+    path: str, name: str, args: Sequence[Any], variables: dict[str, str], sender: Connection, output: None
+) -> None:
     os.environ.update(variables)
     os.fsync = lambda file: None  # type: ignore[assignment]  # as in the tests' own process, see conftest.py
     import torch

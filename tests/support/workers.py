@@ -118,6 +118,7 @@ def _listen(session: pytest.Session, workers: dict[Connection, _Worker]) -> None
 
 def _work(session: pytest.Session, units: Units, waiting: int, number: int, pipe: Connection) -> None:
     """Run units of tests as long as there are any."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored in what it runs behind it
     config = session.config
     config.pluginmanager.unregister(name="terminalreporter")
     capture: Any = config.pluginmanager.getplugin("capturemanager")
