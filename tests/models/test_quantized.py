@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from torch import nn
 from torch.func import grad, vmap
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
+import fedtorch
 from fedtorch.core.errors import ConfigError
 from fedtorch.models.adapters import quantized as few
 from fedtorch.models.adapters.lora import add_adapter, lora_layers, merged
@@ -341,6 +345,32 @@ def test_what_cannot_be_quantised_is_refused(tokenizer: Any, tmp_path: Path, mon
     monkeypatch.setattr("fedtorch.core.extras.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs bitsandbytes.*fedtorch-nlp\[quantize\]"):
         build("gpt2", tokenizer, "nf4")
+
+
+IMPORTERS = """
+import os, sys, fedtorch.train.engine
+assert "bitsandbytes" not in sys.modules
+for who in sys.argv[1:]:
+    if os.fork():
+        assert os.wait()[1] == 0, who
+        continue
+    __import__(who)
+    import kernels
+    print(who, "bitsandbytes" in sys.modules, kernels.__file__, flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.processes
+def test_the_library_is_loaded_without_asking_for_kernels_elsewhere(tmp_path: Path) -> None:
+    """Whoever imports it, a package of that name is not asked, and afterwards it is what it was."""
+    (tmp_path / "kernels.py").write_text("def get_kernel(*_, **__):\n    raise SystemExit('fetched')\n")
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(fedtorch.__file__).parents[1]}"}
+    importers = ["bitsandbytes", "peft", "transformers.optimization"]
+    words = [sys.executable, "-c", IMPORTERS, *importers]
+    ended = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0 and "kernels" not in ended.stderr, ended.stderr
+    assert ended.stdout.splitlines() == [f"{who} True {tmp_path / 'kernels.py'}" for who in importers]
 
 
 def test_a_model_that_is_quantised_twice_stays(tokenizer: Any) -> None:

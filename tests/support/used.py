@@ -22,6 +22,8 @@ import fedtorch.main  # noqa: E402, F401
 
 with suppress(ImportError):
     import dp_accounting.pld  # noqa: F401
+with suppress(ImportError):  # for ranks that train adapters: a second each
+    import peft  # noqa: F401
 with suppress(ImportError):  # what keys, tags and masks are made with
     import cryptography.hazmat.primitives.asymmetric.ed25519
     import cryptography.hazmat.primitives.asymmetric.x25519

@@ -23,6 +23,8 @@ from ranks import start_servers
 from schedule import unit_of
 
 Units = list[list[pytest.Item]]
+SHOWN_S = 0.005
+"""Of what takes less to set up or to take down, `--durations` shows nothing."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -153,6 +155,8 @@ class _Telling:
         self._config, self._pipe = config, pipe
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.passed and report.when != "call" and not report.sections and report.duration < SHOWN_S:
+            return  # two of three reports
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         self._pipe.send(("report", data))
 
