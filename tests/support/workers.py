@@ -32,9 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Run the tests in workers; None: pytest does it in this process, as nobody asked for more than one."""
-    count = session.config.getoption("workers")
-    if count < 2 or session.config.option.collectonly or session.testsfailed:
+    """Run the tests in workers; None: pytest does it in this process.
+
+    That is where nobody asked for more than one, or torch finds a GPU: what is forked could not use it, once libraries
+    have asked for it while they were imported.
+    """
+    count, torch = session.config.getoption("workers"), sys.modules.get("torch")
+    if count < 2 or session.config.option.collectonly or session.testsfailed or (torch and torch.cuda.is_available()):
         return None
     units: dict[str, list[pytest.Item]] = {}
     for item in session.items:
