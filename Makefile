@@ -46,7 +46,7 @@ docs: .venv/docs-installed ## the documentation as a site, in build/site
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
 	touch $@
 
-.venv/installed: setup.py constraints.txt fedtorch/core/_kernels.c
+.venv/installed: setup.py pyproject.toml constraints.txt fedtorch/core/_kernels.c
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@

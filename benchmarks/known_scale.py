@@ -56,11 +56,11 @@ def config_of(workload: Workload, folder: Path, kind: str) -> Config:
     return replace(config, asynchrony=AsyncConfig(len(names), len(names), clock=clock))
 
 
-def time_rounds(workload: Workload, folder: Path, kind: str) -> list[float]:
-    """Run the workload on this rank; seconds of its rounds."""
+def time_rounds(workload: Workload, folder: Path, kind: str) -> list[tuple[float, float]]:
+    """Run the workload on this rank; seconds of its rounds, and of the processor, all threads."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     built = build(config_of(workload, folder, kind), num_ranks=size, rank=rank)
-    ends = [time.perf_counter()]
+    ends = [(time.perf_counter(), time.process_time())]
     with DistributedCommunicator.join(built.names, 120) as comm:
         comm.preflight(built.facts())
         checkpoints = Checkpoints(built.config.folder / "checkpoints", keep=1)
@@ -69,27 +69,35 @@ def time_rounds(workload: Workload, folder: Path, kind: str) -> list[float]:
 
         def timed() -> None:
             one_round()
-            ends.append(time.perf_counter())
+            ends.append((time.perf_counter(), time.process_time()))
 
         runner._one_round = timed  # type: ignore[method-assign]
         runner.run()
-    return [end - start for start, end in pairwise(ends)][2 : 2 + workload.rounds]
+    rounds = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(ends)]
+    return rounds[2 : 2 + workload.rounds]
 
 
 def measure(workload: Workload, ranks: int, repeat: int) -> list[dict[str, Any]]:
-    """Runs of all kinds in turn; of each the seconds of a round, and over those of the first kind beside it."""
+    """Runs of all kinds in turn; of each the seconds of a round, and over those of the first kind beside it.
+
+    Of the processor: the least that a round of any run took, all ranks together, as others' work can only add to it.
+    """
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    processor: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(repeat):
         for kind in KINDS:
             folder = Path(tempfile.mkdtemp(prefix="fedtorch-scale-"))
             try:
-                found[kind].append(median(run_ranks(partial(time_rounds, workload, folder, kind), ranks)[0].result))
+                ended = [rank.result for rank in run_ranks(partial(time_rounds, workload, folder, kind), ranks)]
+                found[kind].append(median(seconds for seconds, _ in ended[0]))
+                processor[kind] += [sum(own for _, own in each) for each in zip(*ended, strict=True)]
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
     records = []
     for kind, each in found.items():
         ratios = sorted(one / base for one, base in zip(each, found["reports"], strict=True))
-        about = {"kind": kind, "ranks": ranks, "runs": repeat, "s": median(each)}
+        least = min(processor[kind]), min(processor[kind]) / min(processor["reports"])
+        about = {"kind": kind, "ranks": ranks, "runs": repeat, "s": median(each), "processor": least}
         records.append({**about, "ratio": median(ratios), "range": [ratios[0], ratios[-1]]})
     return records
 
@@ -97,12 +105,13 @@ def measure(workload: Workload, ranks: int, repeat: int) -> list[dict[str, Any]]
 def table_of(title: str, records: Sequence[dict[str, Any]]) -> Table:
     """A row for each kind and number of ranks."""
     table = Table(title=f"{title}: a round beside one with sum_scale: reports", title_justify="left")
-    for head in ("ranks", "rounds", "s", "ratio (range)"):
+    for head in ("ranks", "rounds", "s", "ratio (range)", "processor s", "ratio"):
         table.add_column(head, justify="left" if head == "rounds" else "right")
     for record in records:
         low, high = record["range"]
         ratio = f"{record['ratio']:.3f} ({low:.2f}-{high:.2f})"
-        table.add_row(str(record["ranks"]), record["kind"], f"{record['s']:.3f}", ratio)
+        processor = (f"{number:.3f}" for number in record["processor"])
+        table.add_row(str(record["ranks"]), record["kind"], f"{record['s']:.3f}", ratio, *processor)
     return table
 
 

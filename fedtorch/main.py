@@ -96,7 +96,7 @@ def _cluster(args: argparse.Namespace) -> Cluster | None:
 
 def _describe(config: Config, *, num_ranks: int, rank: int, cluster: Cluster | None, has_config: bool) -> None:
     """Print what the first run would do. has_config: with its config, as one text that is a config file."""
-    first, *_ = build_all(config, num_ranks=num_ranks, rank=rank)
+    first, *_ = build_all(config, num_ranks=num_ranks, rank=rank, is_for_count=True)
     if rank == 0:
         first.show_remarks()
         text = describe(first, num_ranks=num_ranks, cluster=cluster)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from typing_extensions import Self
 
-from fedtorch.comm.job.arrivals import Arrivals
 from fedtorch.comm.job.event_log import EventLog
 from fedtorch.comm.job.faults import Faults
 from fedtorch.comm.job.store import JobMember
@@ -91,10 +90,8 @@ class Communicator(ABC):
     """Bytes and messages of this rank so far."""
     faults: Faults
     """None but in tests."""
-    arrivals: Arrivals
-    """How many clients of a round are done."""
     events: EventLog
-    """Who is done with which job, where rounds wait for nobody."""
+    """Who is done first: how many clients of a round are, or with which jobs where rounds wait for nobody."""
     vector: ServerVector
     """Where the server's vectors are."""
     memory: UpdateMemory
@@ -111,8 +108,7 @@ class Communicator(ABC):
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names, self.num_clients = Names.of(names), len(names)
-        self.meter, self.arrivals, self.vector = Meter(), Arrivals(), ServerVector()
-        self.events = EventLog()
+        self.meter, self.events, self.vector = Meter(), EventLog(), ServerVector()
         self.memory = UpdateMemory(lambda: False)
         self.faults = Faults.from_environ(os.environ)
 
@@ -226,6 +222,13 @@ class Communicator(ABC):
         CollectiveFailed on ranks that notice, and every rank must call `commit_collective` after its collectives.
         """
 
+    def missing(self) -> Sequence[int]:
+        """Other ranks that have ended, or have been silent for too long; for who waits without a meeting, now and then.
+
+        A meeting would find the same; nothing follows from it here.
+        """
+        return ()
+
     def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
         """After collectives: did they go through on all ranks that are left? All get the same answer.
 
@@ -260,14 +263,14 @@ class Communicator(ABC):
         """This rank's of the server's `messages`, by rank; what other ranks pass is ignored. No rank gets another's."""
 
     def begin_early(
-        self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[str, int]
+        self, local: UpdateBuffer, exponent: int | None, *, round: int, expected: Mapping[int, Collection[str]]
     ) -> Early | None:
         """Let updates travel while others train, see `comm.sums.early`; None on all ranks: they do not.
 
-        exponent: on the server, of the scale of the round's sum, None: it is not known; ignored elsewhere. ranks:
-        client that will have an update -> rank that it will be on; the same on all ranks.
+        exponent: on the server, of the scale of the round's sum, None: it is not known; ignored elsewhere. expected:
+        rank -> clients whose updates may come from it; the same on all ranks.
         The sum that comes of it counts in the `open_updates` of the same round where it is what is asked for there.
-        From here to `Early.finish` no rank calls anything but `heartbeat`, `barrier` and what counts arrivals.
+        From here to `Early.finish` no rank calls anything but `heartbeat`, `barrier` and what `events` has.
         """
         return None
 

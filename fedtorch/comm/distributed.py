@@ -19,7 +19,6 @@ from typing_extensions import Self
 from fedtorch.comm import mail
 from fedtorch.comm.base import Answer, Communicator, Met, nothing
 from fedtorch.comm.job.addresses import bind, check_master
-from fedtorch.comm.job.arrivals import SharedArrivals
 from fedtorch.comm.job.event_log import SharedEventLog
 from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.liveness import Liveness
@@ -72,21 +71,19 @@ class DistributedCommunicator(Communicator):
     def __init__(self, names: Sequence[str], member: JobMember, options: CommOptions) -> None:
         super().__init__(names)
         store, self.rank, self.size = member.store, member.rank, member.size
-        self._store, self._options, self.arrivals = store, options, SharedArrivals(store)
-        self.events = SharedEventLog(store)
+        self._store, self._options, self.events = store, options, SharedEventLog(store)
         self.staging, self._groups, self._failures, self._is_closed, self._recovers = None, 0, 0, False, False
         self._transcript = Transcript.of(store, self.rank)
         beats, limit_s = copy.copy(store), store.timeout_s  # good before and after the parties have signed that
-        self._liveness = Liveness(
-            beats, options.links, self.rank, self.size, limit_s, options.stacks, sees_ends=options.recovers
-        )
+        us = self.rank, self.size, limit_s
+        self._liveness = Liveness(beats, options.links, *us, options.stacks, sees_ends=options.recovers)
         self.member, self.lost, self.has_ended = member, member.entry.lost, member.entry.is_over
         self.vector = MappedVector(lambda: self._group, lambda: store.shares_memory)
         self.memory = UpdateMemory(lambda: store.shares_memory and self.size > 1 and self.staging is None)
         self._liveness.forget(self.lost)
         self._rendezvous = Rendezvous(store, options.links, self._liveness)
-        hosts = member.hosts_store
-        self._shutdown = Shutdown(store, self._liveness, self._rendezvous, hosts, options.grace_s, self._drop)
+        about = self._rendezvous, member.hosts_store, options.grace_s
+        self._shutdown = Shutdown(store, self._liveness, *about, self._drop)
         self._group = self._make_group()
         self._places: dict[str, tuple[int, int]] = {}  # on the server: client -> (index, rank) of the last reports
         self._worker: WorkerGroup | None = None
@@ -115,8 +112,7 @@ class DistributedCommunicator(Communicator):
         """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_…).
 
         timeout_s: how long any rank may be silent. exchange: how weighted sums travel; the result is the same.
-        stacks: an open file for the stacks of this rank's threads, should it be silent or crash.
-        grace_s: of `CommOptions`.
+        stacks: an open file for the stacks of this rank's threads, should it hang or crash. grace_s: of `CommOptions`.
         recovers: after `enable_loss_recovery`, go on without workers that are lost, which NCCL cannot.
         backend: of payloads. device: this rank's own; None: the CPU. secret: `signing.job_secret`, or who this party is
         among parties with keys of their own. member: `reopen`.
@@ -257,6 +253,10 @@ class DistributedCommunicator(Communicator):
         """Go on without lost workers; where `join` was not told `recovers` nothing changes."""
         self._recovers = self._options.recovers
 
+    def missing(self) -> list[int]:
+        """Look at the others' heartbeats."""
+        return self._liveness.missing(self._liveness.others)
+
     def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
         """Find out who is lost; DeadlineError if collectives fail again and again: the network is at fault."""
         if not self._recovers:
@@ -317,11 +317,11 @@ class DistributedCommunicator(Communicator):
         return mail.scatter(self._group, self.meter, messages, round=round, num_clients=len(self.names))
 
     def begin_early(
-        self, local: UpdateBuffer, exponent: int | None, *, round: int, ranks: Mapping[str, int]
+        self, local: UpdateBuffer, exponent: int | None, *, round: int, expected: Mapping[int, Collection[str]]
     ) -> Early | None:
         """Begin the round's early sum, where there is one."""
-        exchange = self._options.exchange if self.staging is None else "reduce"  # no thread of its own on a GPU
-        self._early = begin_early(self._aggregation(local, round), self._store, exponent, exchange, ranks, self._early)
+        way = self._options.exchange if self.staging is None else "reduce"  # no thread of its own on a GPU
+        self._early = begin_early(self._aggregation(local, round), self._store, exponent, way, expected, self._early)
         return self._early
 
     @contextmanager

@@ -21,7 +21,7 @@ def require(what: str, *packages: str, extra: str, instead: str = "") -> None:
 
     Call it where `what` is asked for, before the ranks meet, and import the packages where they are used.
 
-    packages: names as imported. extra: of this project, in setup.py. instead: what else the user may do.
+    packages: names as imported. extra: of this project, in pyproject.toml. instead: what else the user may do.
 
     Raises:
         ConfigError: names the package and the extra.

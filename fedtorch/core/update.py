@@ -16,6 +16,8 @@ from fedtorch.core.weights import Layout
 
 RESTS = "failed:BudgetError"
 """The status of a client that takes no part as its privacy budget is used up (`privacy.max_epsilon`)."""
+LOST = "failed:Lost"
+"""The status of a client whose worker is lost."""
 SIZE = "size"
 """The name in `Report.extra` of what a client weighs by in place of its examples, such as tokens."""
 

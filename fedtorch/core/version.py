@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-VERSION = "0.1.0"  # setup.py reads this line
+VERSION = "0.1.0"  # pyproject.toml names this
 """What `fedtorch --version` and the metadata of an installation say."""
 ABOUT = "fedtorch: federated training of NLP models over torch.distributed."
 """The package in one sentence; its docstring too."""

@@ -346,16 +346,16 @@ def _network(config: Config) -> Network:
     return Network(system.interface, system.trust_network, system.start_timeout, whole, who(config), shares, ports)
 
 
-def build_all(config: Config, *, num_ranks: int, rank: int) -> list[BuiltRun]:
-    """The run and its companions, which share the model where they can."""
-    first = build(config, num_ranks=num_ranks, rank=rank)
+def build_all(config: Config, *, num_ranks: int, rank: int, is_for_count: bool = False) -> list[BuiltRun]:
+    """The run and its companions, which share the model where they can. is_for_count: see `build`."""
+    first = build(config, num_ranks=num_ranks, rank=rank, is_for_count=is_for_count)
     runs = [first]
     for label, other in companions(config).items():
         if is_pinned(config):
             other = adopt(config, other)
         engine = first.engine if share_engine(config, other) else None
         try:
-            built = build(other, num_ranks=num_ranks, rank=rank, engine=engine)
+            built = build(other, num_ranks=num_ranks, rank=rank, engine=engine, is_for_count=is_for_count)
         except ConfigError as error:
             raise ConfigError(f"in the run `{label}` of `compare`: {error}") from error
         known = {line for run in runs for line in run.remarks}

@@ -113,10 +113,15 @@ def _decision(found: Manifest | None, is_apart: bool) -> dict[str, int | float]:
 
 
 def lasting_facts(built: BuiltRun) -> dict[str, str]:
-    """The facts that a checkpoint must agree with; other library versions or code may change bits but are allowed."""
+    """The facts that a checkpoint must agree with; other library versions or code may change bits but are allowed.
+
+    The initial weights are among them on ranks that have some before they meet.
+    """
     facts = built.facts()
     lasting = ("shared parameters", "private parameters", UNTRAINED, "data")
     kept = {key: facts[key] for key in lasting if key in facts}
+    if any(part.is_meta for part in built.engine.initial()):
+        return kept
     return kept | {"initial weights": digest_of({str(i): t for i, t in enumerate(built.engine.initial())})[:16]}
 
 

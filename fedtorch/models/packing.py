@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedtorch.core.shapes import has_values
 from fedtorch.models.padding import pad
 
 PADDING = -1
@@ -70,10 +71,13 @@ def block_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
 def why_not_packed(model: nn.Module, length: int) -> str:
     """Why texts of this model cannot share a row of `length` tokens; empty if they can. Tried on two texts.
 
-    The first has all tokens of the row but two, so that a window of attention that is shorter shows.
+    The first has all tokens of the row but two, so that a window of attention that is shorter shows. Nothing is tried
+    on a model without values, which is only counted.
     """
     if length < 4:
         return f"rows of {length} tokens hold no two texts"
+    if not has_values(model):
+        return ""
     ids = _some_tokens(model, length)
     texts = [ids[:-2], ids[-2:]]
     with _quiet(model) as device:
@@ -89,8 +93,11 @@ def why_not_packed(model: nn.Module, length: int) -> str:
 
 
 def looks_ahead(model: nn.Module, length: int = 6) -> bool:
-    """Do a text's first tokens depend on its last one? Then what is to be foretold is seen. length: tokens to try."""
-    if length < 2:
+    """Do a text's first tokens depend on its last one? Then what is to be foretold is seen. length: tokens to try.
+
+    False for a model without values, which is only counted.
+    """
+    if length < 2 or not has_values(model):
         return False
     ids = _some_tokens(model, length)
     with _quiet(model) as device:

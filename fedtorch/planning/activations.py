@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_map
 
-from fedtorch.planning.step_time import first_examples, largest_client
+from fedtorch.planning.step_time import largest_client
 from fedtorch.setup.build import BuiltRun
 from fedtorch.train.activations import Kept, counted
 
@@ -25,27 +26,55 @@ def activation_bytes(built: BuiltRun) -> int | None:
     numbers, so it takes neither the time nor the memory of a real one. None: the task looks at numbers, or its data
     are not on this machine.
     """
-    task, engine, hp = built.training, built.engine, built.config.client
-    kept, was_training = Kept(), engine.module.training
+    task, module, hp = built.training, built.engine.module, built.config.client
+    kept, was_training = Kept(), module.training
     try:
-        examples = first_examples(built, largest_client(built), hp.batch_size)
-        batch = task.collate(examples, True)
-        engine.module.train()
-        with torch.random.fork_rng([]), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            shapes = tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
-            kept.leave_out(_weights(engine.module, mode))
-            with counted(kept), engine.autocast():
-                task.loss(engine.module, shapes)
+        examples = task.load(largest_client(built).name, "train")[: hp.batch_size]
+        with torch.random.fork_rng([]), _shapes_of(module) as (mode, weights):
+            if task.refers_to:
+                examples = _with_references(built, examples)
+            with unset_fake_temporarily():
+                batch = task.collate(examples, True)
+            module.train()
+            kept.leave_out(weights)
+            with counted(kept), built.engine.autocast():
+                task.loss(module, _as_shapes(batch, mode))
     except Exception as error:  # whatever a model or task raises where it looks at numbers, or finds no file
         log.debug("activations were not counted: %s", type(error).__name__)
         return None
     finally:
-        engine.module.train(was_training)
+        module.train(was_training)
     return kept.bytes
 
 
-def _weights(module: torch.nn.Module, mode: FakeTensorMode) -> Iterator[Tensor]:
-    """The module's tensors, as they are and as the mode sees them."""
-    for tensor in chain(module.parameters(), module.buffers()):
-        yield tensor
-        yield mode.from_tensor(tensor)
+@torch.no_grad()
+def _with_references(built: BuiltRun, examples: Sequence[Any]) -> Sequence[Any]:
+    """Examples as the loss gets them that compares with a fixed model, whose numbers are 0 here."""
+    with built.engine.autocast():
+        found = built.training.reference_of(built.engine.module, examples)
+    with unset_fake_temporarily():
+        return built.training.with_reference(examples, torch.zeros(found.shape))
+
+
+@contextmanager
+def _shapes_of(module: nn.Module) -> Iterator[tuple[FakeTensorMode, list[Tensor]]]:
+    """In here the module's parameters have shapes on the CPU and no numbers, whether or not they had some before.
+
+    Gives torch's mode for such tensors, which is on, and all weights of the module: parameters and buffers.
+    """
+    held = [(part, name, own) for part in module.modules() for name, own in part._parameters.items() if own is not None]
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fakes = {id(own): nn.Parameter(torch.empty_like(own, device="cpu"), own.requires_grad) for *_, own in held}
+        buffers = [each for buffer in module.buffers() for each in (buffer, mode.from_tensor(buffer))]
+        try:
+            for part, name, own in held:
+                setattr(part, name, fakes[id(own)])  # an LSTM has them in a list too
+            yield mode, [*fakes.values(), *buffers]
+        finally:
+            for part, name, own in held:
+                setattr(part, name, own)
+
+
+def _as_shapes(batch: Any, mode: FakeTensorMode) -> Any:
+    """A batch, or whatever else holds tensors, without their numbers."""
+    return tree_map(lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)

@@ -18,6 +18,7 @@ from fedtorch.rounds.placement import costs
 from fedtorch.rounds.residence import memory_bytes, why_on_host
 from fedtorch.rounds.save_schedule import SaveSchedule
 from fedtorch.setup.build import BuiltRun
+from fedtorch.setup.engine import is_shared_out
 from fedtorch.train.memory import (
     Size,
     base_bytes,
@@ -159,18 +160,27 @@ def _memory(built: BuiltRun) -> str:
     if config.engine.kind != "torch":  # the present weights, gradients and optimiser are in its own table
         rows = [("initial weights", total * width), ("updates", exchange), ("server only", server)]
     text = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in rows)
-    whole = sum(parameter.nbytes for parameter in engine.module.parameters()) / 2**20
-    lines = [
-        f"memory per rank, without activations and libraries: {text}",
-        f"while the model is built: {whole:,.0f} MiB of the host's memory for each rank of a machine",
-    ]
-    lines.insert(1, _activations(built))
+    lines = [f"memory per rank, without activations and libraries: {text}", _activations(built), _while_built(built)]
     if vectors and built.topology.num_ranks > 1:
         lines.append(_on_devices(built))
     if config.engine.kind != "torch":
         for ranks in sorted(set(built.topology.sizes)):
             lines += ["", *_model_states(built, state, ranks)]
     return "\n".join(lines)
+
+
+def _while_built(built: BuiltRun) -> str:
+    """The host's memory until every rank has its part of the model."""
+    module, ranks = built.engine.module, min(built.topology.sizes, default=1)
+    whole = sum(parameter.nbytes for parameter in module.parameters()) / 2**20
+    said = f"while the model is built: {whole:,.0f} MiB of the host's memory for"
+    if built.engine.fixed or not is_shared_out(built.config.engine, ranks):
+        return f"{said} each rank of a machine"
+    part = whole / ranks + 4 * Size.of(module).largest / 2**20
+    return (
+        f"{said} the server, as much again for what all ranks of its machine read, and at most {part:,.0f} MiB for each "
+        f"of them; {whole:,.0f} MiB more for each rank of another machine"
+    )
 
 
 def _on_devices(built: BuiltRun) -> str:

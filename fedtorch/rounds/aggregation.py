@@ -21,11 +21,11 @@ from fedtorch.core.client import Client
 from fedtorch.core.errors import BudgetError, NonFiniteError, QuorumError, RefusedUpdatesError
 from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import VOID_ROUNDS
-from fedtorch.core.update import RESTS, Report
+from fedtorch.core.update import LOST, RESTS, Report
 from fedtorch.rounds import replicas, slices
+from fedtorch.rounds.buffer import LATE
 from fedtorch.rounds.cohort import tell
 from fedtorch.rounds.context import RoundContext
-from fedtorch.rounds.lateness import LATE
 from fedtorch.rounds.report_checks import impossible, of_cohort
 from fedtorch.rounds.weighing import Weighing
 
@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 # Rounds in a row without `clients.min` usable updates after which a run is given up: what failed will fail again.
 QUORUM_PATIENCE = 3
-LOST = "failed:Lost"
 UNOPENED = "it is not in the sum of the round, which was opened once"
 NOTHING: Mapping[str, str] = {}
 _CLAIMS = ("norm", "max_abs", "seconds")

@@ -101,6 +101,8 @@ class RoundContext:
     def begin_vectors(self) -> None:
         """Begin with the initial weights, which all ranks have by now, and settle where vectors and updates lie."""
         self.vectors.begin()
+        if not self.comm.is_server:  # else it would keep the memory of vectors that lie elsewhere now
+            self.server.tensors.update(self.vectors.by_name())
         self.updates.device = self.vectors.place
 
     @cached_property

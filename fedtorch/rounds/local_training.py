@@ -25,11 +25,10 @@ from fedtorch.core.sampling import draws_of
 from fedtorch.core.state_keys import TRAINED, TRAINED_ROUND
 from fedtorch.core.update import RESTS, Report
 from fedtorch.rounds.aggregation import Decision, reports_for_log
+from fedtorch.rounds.buffer import Buffer, Late
 from fedtorch.rounds.client_scores import CACHED_CLIENTS
 from fedtorch.rounds.cohort import draw
 from fedtorch.rounds.context import RoundContext
-from fedtorch.rounds.early_sum import EarlySum
-from fedtorch.rounds.lateness import Late, Lateness
 from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.pace import Pace
 from fedtorch.rounds.placement import costs
@@ -76,8 +75,7 @@ class ClientTrainer:
         self.costs: dict[str, float] = {}
         """client of this round -> relative cost, before anything was measured"""
         self.pace = Pace()
-        self.early = EarlySum(context)
-        self.lateness = Lateness(context.config.clients, context.comm.arrivals)
+        self.buffer = Buffer(context)
         self.attackers = Attackers(context.config.attack, context.components.training, context.config.run.seed)
         self._steps = 0  # of the client that is trained
         self.trainer_of = cache(trainer_of)
@@ -106,19 +104,18 @@ class ClientTrainer:
         """Train this worker's clients of the cohort; each either delivers, or fails and stays as it was."""
         context, components = self.context, self.context.components
         self.drawn = draw(context)
-        self.lateness.begin(context.round)
         self.costs = costs(context.config, components.training, (client for client, _ in self.drawn))
         if context.has_homes:
             self.placed = components.topology.assign(self.costs, components.placement.homes)
         else:
             self.placed = self.pace.assign(components.topology, self.costs)
         reports = []
-        self.early.begin(self.drawn, self.placed)
+        self.buffer.begin(self.drawn, self.placed)
         try:
             for client, draws in self.drawn:
                 if context.role.hosts(self.placed[client.name]):
                     reports.append(self._train_or_retry(client))
-                    self.early.put(reports[-1], draws)
+                    self.buffer.put(reports[-1], draws)
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
         return reports if context.role.leads else []
@@ -236,7 +233,7 @@ class ClientTrainer:
             self._check_places(job)
             report = self._put(job, report)
         self._stage(job, report)
-        self.lateness.arrive(client.name)
+        self.buffer.closing.arrive(client.name)
         return report
 
     @property
@@ -321,8 +318,12 @@ class ClientTrainer:
             return self._references.by_round(task, examples, size, beat, (context.vectors.weights, private))
         return self._references.by_start(task, client, "train", examples, size, beat)
 
+    def _check_in_time(self, client: str) -> None:
+        """Before each step. Raises Late: what comes of it would not count."""
+        self.buffer.closing.check(client)
+
     def _on_step(self, client: str, n: int) -> None:
-        self.lateness.check(client)
+        self._check_in_time(client)
         self._steps = n
         context, client = self.context, self.context.mechanism.shown(client)
         context.comm.heartbeat(phase="train", round=context.round, client=client, step=n)

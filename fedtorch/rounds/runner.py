@@ -25,6 +25,7 @@ from fedtorch.rounds.components import RunComponents
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.export import ModelWriter
+from fedtorch.rounds.initial_weights import share_initial
 from fedtorch.rounds.membership import Returned, Stopped
 from fedtorch.rounds.opened_leaves import steps_of
 from fedtorch.rounds.report_checks import check_complete
@@ -170,7 +171,7 @@ class Runner:
         context, members = self.context, self.context.members
         with context.timed("train"):
             own = self.trainer.train_cohort()
-            self.trainer.early.finish()
+            self.trainer.buffer.close()
         self.saving.finish()
         with context.timed("train"):
             self._finish_evaluation()
@@ -222,12 +223,10 @@ class Runner:
             self._track_scores(scores, late=self.context.progress.is_training)
 
     def _share_initial_weights(self) -> None:
-        """Every rank starts from the server's model, all of it: rows added to an embedding are drawn at random."""
+        """Every rank starts from the server's model."""
         context, engine = self.context, self.components.engine
         context.members.barrier("init", may_stop=False)
-        for part in engine.initial():
-            if part.numel():
-                context.comm.broadcast(part.view(-1))
+        share_initial(self.components)
         context.begin_vectors()
         engine.adopt_initial(context.spill)
         is_needed = context.algorithm.limits.reads_initial or self.components.is_engine_shared

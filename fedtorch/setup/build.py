@@ -171,8 +171,12 @@ class BuiltRun(Plan):
         return {"directions": direction_digest(model)} if isinstance(model, DirectionModel) else {}
 
 
-def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = None) -> BuiltRun:
+def build(
+    config: Config, *, num_ranks: int, rank: int, engine: Engine | None = None, is_for_count: bool = False
+) -> BuiltRun:
     """Check and build everything; `engine` may be one of an earlier run with the same model and partition.
+
+    is_for_count: the run is described, not done, so its weights need no values.
 
     Raises:
         ConfigError: settings that do not fit the task's clients, the model or the algorithm.
@@ -193,6 +197,7 @@ def build(config: Config, *, num_ranks: int, rank: int, engine: Engine | None = 
             own_device(config, num_ranks),
             hp=next(iter(plan.settings)),
             ranks=0 if own is None else plan.topology.sizes[own],
+            values="none" if is_for_count else "sent" if rank else "own",
         )
     sizes = plan.topology.sizes
     divide(engine, config, plan.task, sizes, own=max(sizes) if own is None else sizes[own])

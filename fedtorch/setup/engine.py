@@ -6,7 +6,8 @@ import logging
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedtorch.config.schema import Config
 from fedtorch.core import devices
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.shapes import without_values
 from fedtorch.core.weights import Partition
 from fedtorch.setup.rules import check_module
 from fedtorch.tasks.base import Task
@@ -23,27 +25,41 @@ from fedtorch.train.attention import use_attention
 from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.model_parallel import ParameterOwners
-from fedtorch.train.settings import ClientConfig
+from fedtorch.train.settings import ClientConfig, EngineConfig
+
+Values = Literal["own", "sent", "none"]
+"""Of a model that is built: all of them; none until the server sends its weights, where ranks share out a model; or
+none at all, as it is only counted."""
 
 log = logging.getLogger(__name__)
 _MAKES = frozenset(f"aten::{name}" for name in ("empty", "zeros", "ones", "full", "rand", "randn"))
 
 
 def make_engine(
-    config: Config, make_module: Callable[[], nn.Module], device: torch.device, *, hp: ClientConfig, ranks: int
+    config: Config,
+    make_module: Callable[[], nn.Module],
+    device: torch.device,
+    *,
+    hp: ClientConfig,
+    ranks: int,
+    values: Values = "own",
 ) -> Engine:
     """The engine of one rank. ranks: of its worker; 0: it belongs to none. A server that only serves splits nothing.
+
+    values: see `Values`; weights have their own all the same where a model needs some to be built.
 
     Raises:
         ConfigError: a pattern that matches nothing, or a model that the engine, or this machine, cannot take.
     """
-    with WithinMemory():
-        module = make_module()
-    partition = Partition(config.partition.private, config.partition.frozen)
-    check_module(config, module)
     engine = config.engine
     is_plain = engine.kind == "torch" or not ranks
     is_plain |= engine.kind == "fsdp" and ranks == 1 and not engine.offload_parameters  # there is nothing to split
+    if values == "sent" and not is_shared_out(engine, ranks):
+        values = "own"
+    make_module = partial(_made, make_module, values)
+    module = make_module()
+    partition = Partition(config.partition.private, config.partition.frozen)
+    check_module(config, module)
     if is_plain or not engine.splits_parameters:
         check_room(module, device)
     use_attention(module, engine.attention, device)
@@ -69,6 +85,31 @@ def make_engine(
         )
     except ValueError as error:  # a pattern that matches nothing
         raise ConfigError(str(error)) from error
+
+
+def is_shared_out(settings: EngineConfig, ranks: int) -> bool:
+    """Do the ranks of a worker of so many split a model, so that none of them needs it whole?"""
+    return ranks > 1 and (settings.kind == "fsdp" or (settings.kind == "deepspeed" and settings.stage > 0))
+
+
+def _made(make_module: Callable[[], nn.Module], values: Values) -> nn.Module:
+    """The module, with values of its own unless it can be built without them."""
+    try:
+        if values != "own":
+            with without_values():
+                module = make_module()
+            if _can_wait(module, is_sent=values == "sent"):
+                return module
+    except Exception as error:  # whatever a model raises that looks at numbers; it is built with them, or fails again
+        log.debug("the model is built with its numbers (%s)", type(error).__name__)
+    with WithinMemory():
+        return make_module()
+
+
+def _can_wait(module: nn.Module, *, is_sent: bool) -> bool:
+    """Will it have all values? Nobody sends buffers and what is not trained. is_sent: the rest is sent."""
+    fixed = [*module.buffers(), *(each for each in module.parameters() if is_sent and not each.requires_grad)]
+    return not any(each.is_meta for each in fixed)
 
 
 def _with_attention(module: nn.Module, choice: str, device: torch.device) -> nn.Module:

@@ -257,6 +257,7 @@ class DeepSpeedEngine(SplitEngine):
         from fedtorch.train.zero_adafactor import sliced, tensors_of
 
         self._make_group()
+        self._make_room()
         optimizer = make_optimizer(self.trained_names, self.trained, self._hp)
         own = optimizer if self.settings.stage == 0 else sliced(optimizer, self.worker)
         self._fixed = {name: self.module.get_parameter(name).data for name in self.fixed}  # not yet rounded
@@ -273,11 +274,10 @@ class DeepSpeedEngine(SplitEngine):
     def _rebuild(self) -> None:
         """Start again with a new module; DeepSpeed cannot drop a step that failed half-way."""
         log.warning("a client failed inside a step; the DeepSpeed engine is built anew")
-        initial, worker = [tensor.clone() for tensor in self.initial()], self.worker
+        initial, worker = self.initial(), self.worker
         self._zero.destroy()
         self._zero, self._tensors, self._failed = None, None, False
         self._build(self._make_module(), self._partition, self.device)
         self.worker = worker
-        for own, old in zip(self.initial(), initial, strict=True):
-            own.copy_(old)
+        self.take_initial(initial)
         super().adopt_initial()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core import devices
 from fedtorch.core.seeds import seed_torch
+from fedtorch.core.shapes import META, has_values
 from fedtorch.core.state_keys import part_of
 from fedtorch.core.weights import Layout, Partition, bind, keep_bound
 from fedtorch.train.batches import SplitBatch
@@ -84,12 +85,14 @@ class Engine(EngineWeights):
 
         precision: of forward passes, as in `engine.precision`; parameters, gradients and optimiser state stay fp32.
         scale_power: of fp16, see `LossScale`. moves: away at the first load: initial vectors on the CPU are no copies.
-        built_on: another device, where the module stays until a library moves it.
+        built_on: another device, where the module stays until a library moves it. One `without_values` stays where it
+        is, with vectors that have none either.
         """
         self.module, self.device, self.precision = module, device, precision
         self._precision = Precision(precision, device, scale_power)
-        self._lay_out(partition, built_on or device)
-        flats = [flat.detach().cpu() for flat in (self._flat, self._flat_private, self.flat_frozen)]
+        self._lay_out(partition, (built_on or device) if has_values(module) else META)
+        flats = [flat.detach() for flat in (self._flat, self._flat_private, self.flat_frozen)]
+        flats = [flat if flat.is_meta else flat.cpu() for flat in flats]
         self.initial_shared, *others = flats
         self.initial_private, self.initial_frozen = others if moves else [f.clone() for f in others]
         self._buffers = InitialBuffers(module)
@@ -114,7 +117,8 @@ class Engine(EngineWeights):
         self.flat_frozen = bind(self.frozen, parameters, place)
         for name in frozen:
             parameters[name].requires_grad_(False)
-        self.module.to(place)  # what is left: buffers, parameters that came fixed
+        if place != META:
+            self.module.to(place)  # what is left: buffers, parameters that came fixed
         keep_bound(self.shared, parameters, self._flat)
         keep_bound(self.private, parameters, self._flat_private)
         keep_bound(self.frozen, parameters, self.flat_frozen)

@@ -59,6 +59,7 @@ class FsdpEngine(SplitEngine):
 
     def _split(self) -> None:
         self._make_group()
+        self._make_room()
         if self.settings.activation_checkpointing:
             compute_activations_again(self.module)
         self._root = shard_out(self.module, self.settings, self.device)

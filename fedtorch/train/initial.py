@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -43,9 +45,16 @@ class EngineWeights:
     def initial(self) -> list[Tensor]:
         """All of w^0, as CPU tensors to be broadcast: shared, private, frozen, and the floating-point buffers.
 
-        The first may be the module's own memory, until other weights are loaded.
+        The first may be the module's own memory, until other weights are loaded. Where the module has no values the
+        first three have none either, until `take_initial` has brought them.
         """
         return [self._kept(), self.initial_private, self.initial_frozen, *self._buffers.values.values()]
+
+    def take_initial(self, parts: Sequence[Tensor]) -> None:
+        """Make these tensors w^0, which are as those of `initial` and not written to; `adopt_initial` loads them."""
+        self._shared, self.initial_private, self.initial_frozen, *buffers = parts
+        for own, value in zip(self._buffers.values.values(), buffers, strict=True):
+            own.copy_(value)
 
     def forget_initial(self) -> None:
         """Nobody will ask for `initial_shared` again: its memory is let go of."""

@@ -34,6 +34,8 @@ class Size:
     """Those of the largest block, which FSDP gathers at once."""
     rest: int = 0
     """Those outside of blocks, which FSDP gathers for a whole pass."""
+    trained: int = 0
+    """Those that are trained; others (an adapter's base) have no gradient, master or optimiser state."""
 
     @classmethod
     def of(cls, module: nn.Module) -> Size:
@@ -41,7 +43,8 @@ class Size:
         largest = max(sum(p.numel() for p in part.parameters(recurse=False)) for part in module.modules())
         numbers = sum(p.numel() for p in module.parameters())
         blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(module)]
-        return cls(numbers, largest, max(blocks, default=0), numbers - sum(blocks))
+        trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        return cls(numbers, largest, max(blocks, default=0), numbers - sum(blocks), trained)
 
 
 def base_bytes(module: nn.Module, fixed: Collection[str]) -> int:
@@ -86,7 +89,7 @@ def known_sizes() -> Mapping[str, Size]:
 
 
 def states(size: Size, settings: EngineConfig, *, ranks: int, moments: float = 2.0) -> States:
-    """Bytes that a rank of a worker of `ranks` keeps. moments: the optimiser's numbers per parameter, 2 for Adam.
+    """Bytes that a rank of a worker of `ranks` keeps. moments: the optimiser's numbers per trained one, 2 for Adam.
 
     FSDP on several ranks has its rows of parameters, gradients and moments, all fp32, and at the highest point of a
     pass what `_gathered` says; with offload its rows are on the host. On one rank it is plain torch.
@@ -96,21 +99,20 @@ def states(size: Size, settings: EngineConfig, *, ranks: int, moments: float = 2
     are on the host. For Adam in 16 bits this is what DeepSpeed's own estimators say.
     """
     width = 2 if settings.precision in DTYPES else 4
-    n, largest = size.numbers, size.largest
+    n, trained, largest = size.numbers, size.trained, size.largest
     if settings.kind == "fsdp" and (ranks > 1 or settings.offload_parameters):
-        rows = int(-(-n // ranks) * (4 + 4 + 4 * moments))
+        rows = 4 * -(-n // ranks) + int(-(-trained // ranks) * (4 + 4 * moments))
         gathered = _gathered(size, width)
         return States(gathered, rows) if settings.offload_parameters else States(gathered + rows)
     if settings.stage == 0:
-        return States(int(n * (4 + 4 + 4 * moments)))
-    split = n / ranks
-    parameters = 4 * largest + width * split if settings.stage == 3 else width * n
-    gradients = {1: width * n, 2: width * split, 3: 0.0}[settings.stage]
-    stepping = (4 + 4 + 4 * moments) * split  # sums of gradients, masters, moments
+        return States(4 * n + int(trained * (4 + 4 * moments)))
+    parameters = 4 * largest + width * n / ranks if settings.stage == 3 else width * n
+    gradients = {1: width * trained, 2: width * trained / ranks, 3: 0.0}[settings.stage]
+    stepping = (4 + 4 + 4 * moments) * trained / ranks  # sums of gradients, masters, moments
     if not settings.offload_optimizer:
         return States(int(parameters + gradients + stepping))
     if settings.offload_parameters:
-        return States(4 * largest, int((stepping + width * split) * HOST_BUFFERS))
+        return States(4 * largest, int((stepping + width * n / ranks) * HOST_BUFFERS))
     return States(int(parameters), int(stepping * HOST_BUFFERS))
 
 

@@ -15,6 +15,7 @@ from fedtorch.comm.worker import WorkerGroup
 from fedtorch.core import devices
 from fedtorch.core.errors import FedtorchError, PreflightError
 from fedtorch.core.seeds import seed_for, seed_torch
+from fedtorch.core.shapes import make_room
 from fedtorch.core.weights import Layout, mapped
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.micro_batches import passes_of
@@ -138,6 +139,11 @@ class SplitEngine(Engine):
         if world != self._size:  # a larger one would train all its clients as one
             raise FedtorchError(f"a worker of {self._size} ranks found a default group of {world}; this is a bug")
 
+    def _make_room(self) -> None:
+        """Give parameters that are without values memory, for a library to split; the next `load` brings values."""
+        make_room(self.module)
+        self.trained = [self.module.get_parameter(name) for name in self.trained_names]
+
     def _let_go(self) -> None:
         """The parameters have moved into a library's own tensors; the flat vectors are of no use."""
         self._flat = self._flat_private = self.flat_frozen = torch.empty(0)
@@ -162,8 +168,9 @@ class SplitEngine(Engine):
         if self._tensors is None:
             super().adopt_initial()
         else:
-            self._tensors.put(self.frozen.view(self.initial_frozen))
             self.load(self.initial_shared)
+        if self._tensors is not None:
+            self._tensors.put(self.frozen.view(self.initial_frozen))
         if self._tensors is not None and spill is not None:
             for name in _INITIAL:
                 setattr(self, name, mapped(getattr(self, name), spill))

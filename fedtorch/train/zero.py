@@ -155,7 +155,7 @@ def initialize(
         compute_activations_again(module)
     size = sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
     # with the job's number, stage 3 takes a group of one rank for a mistake
-    with environment("WORLD_SIZE", str(ranks)), linear(functional.linear):
+    with environment("WORLD_SIZE", str(ranks)), linear(functional.linear), _sending_nothing():
         engine, *_ = deepspeed.initialize(
             model=Objective(module, splits=settings.stage == 3),
             optimizer=optimizer,
@@ -163,6 +163,22 @@ def initialize(
             dist_init_required=False,
         )
     return engine
+
+
+@contextmanager
+def _sending_nothing() -> Iterator[None]:
+    """DeepSpeed sends no weights around in here. It would send all of the first rank's, which others then hold whole.
+
+    The weights of the run's start are the same on all ranks, or come with the next `load`.
+    """
+    from deepspeed.runtime.engine import DeepSpeedEngine as Theirs
+
+    send = Theirs._broadcast_model
+    Theirs._broadcast_model = lambda self: None
+    try:
+        yield
+    finally:
+        Theirs._broadcast_model = send
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
 
+from benchmarks.busy_ranks import main as busy_ranks_main
 from benchmarks.checked_rounds import main as checked_main
 from benchmarks.known_scale import main as known_scale_main
 from benchmarks.private_rounds import ADAPTER, CASES, KINDS, config_of
@@ -70,3 +71,12 @@ def test_rounds_at_a_known_scale_are_put_beside_those_by_reports(tmp_path: Path)
     records = json.loads((tmp_path / "out.json").read_text())
     assert [record["kind"] for record in records] == ["reports", "previous", "asynchronous"]
     assert all(record["ratio"] > 0 for record in records) and records[0]["ratio"] == 1.0
+    assert all(record["processor"][0] > 0 for record in records) and records[0]["processor"][1] == 1.0
+
+
+@pytest.mark.slow
+def test_the_share_of_time_in_which_ranks_train_is_that_of_their_records(tmp_path: Path) -> None:
+    words = ["--ranks", "2", "--buffers", "2", "--jobs", "4", "--seconds", "0.2", "--json", str(tmp_path / "out.json")]
+    assert busy_ranks_main(words) == 0
+    (record,) = json.loads((tmp_path / "out.json").read_text())
+    assert record["jobs"] == 4 and 0 < record["busy"] < 1 and record["planned"] == 1.0

@@ -53,7 +53,10 @@ def one_round(comm: Communicator, homes: list[int], folder: str, without: str, e
     """Digest of the sum without one client, and whether it was the early one."""
     local, reports = fill(comm, homes, folder)
     sender = comm.begin_early(
-        local, exponent if comm.is_server else None, round=3, ranks=dict(zip(NAMES, homes, strict=True))
+        local,
+        exponent if comm.is_server else None,
+        round=3,
+        expected={rank: [name for name, home in zip(NAMES, homes, strict=True) if home == rank] for rank in {*homes}},
     )
     took: list[bool] = []
     if sender is not None:

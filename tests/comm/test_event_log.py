@@ -18,8 +18,9 @@ def test_one_process_has_its_events_in_their_order() -> None:
     log.add("first")
     log.add("second")
     assert log.read() == ["first", "second"] and log.claim(3) and not log.claim(3) and log.claim(4)
+    assert log.count() == 2 and [log.take(), log.take(), log.count()] == [3, 4, 4]
     log.begin()
-    assert log.read() == [] and log.claim(3)
+    assert log.read() == [] and log.count() == 0 and log.claim(3)
 
 
 def tell_each_other(folder: str) -> Any:
@@ -34,6 +35,22 @@ def tell_each_other(folder: str) -> Any:
             comm.barrier("all", round=part)
             found.append((comm.events.read(), claims))
         return found
+
+
+def be_done() -> Any:
+    with DistributedCommunicator.join(("a",), timeout_s=20) as comm:
+        comm.events.begin()
+        comm.barrier("begin", round=0)
+        taken = [comm.events.take() for _ in range(4)]
+        comm.barrier("all", round=0)
+        return taken, comm.events.count()
+
+
+@pytest.mark.processes
+def test_no_two_ranks_take_one_place() -> None:
+    ranks = run_ranks(be_done, 3)
+    assert sorted(place for taken, _ in ranks for place in taken) == [*range(1, 13)]
+    assert {count for _, count in ranks} == {12}
 
 
 @pytest.mark.processes

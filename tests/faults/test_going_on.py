@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -40,6 +41,7 @@ from fedtorch.config.schema import (
 )
 from fedtorch.core.errors import QuorumError
 from fedtorch.core.update import Report
+from fedtorch.rounds.checkpointing import digest
 from fedtorch.rounds.placement import place
 from fedtorch.rounds.result import Result
 from fedtorch.setup.build import build
@@ -275,6 +277,33 @@ def test_jobs_of_lost_clients_are_arrivals_of_weight_0(phase: str, at: tuple[str
     assert result.rounds == 6 and result.lost == expected.lost and len(result.lost) > 0
     assert result.digest == expected.digest and result.scores == expected.scores
     assert result.digest != make_runner(config(tmp_path / "whole", **changes)).run().digest
+
+
+REAL = replace(BUFFERS, clock=ClockConfig(kind="real"))
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "train",
+        "header",
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ("sent early", "report", "sums", "checkpoint")),
+    ],
+)
+def test_by_the_real_clock_the_jobs_of_lost_clients_are_written_down_and_replayed(phase: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"system": EARLY, "clients": ClientsConfig(on_loss="continue"), "rounds": 6}
+    changes["eval"] = EvalConfig(every=0)  # so that the last weights stay after the run
+    outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), phase, {**changes, "asynchrony": REAL}).join(90)
+    assert [o.exit_code for o in outcomes] == [0, 0, -signal.SIGKILL, 0], [o.error for o in outcomes]
+    result = outcomes[0].result[0]
+    assert result.rounds == 6 and len(result.lost) > 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "arrivals.jsonl").read_text().splitlines()[1:]]
+    assert {line["client"] for line in lines if line["status"] == "lost"} == set(result.lost)
+    changes["asynchrony"] = replace(BUFFERS, clock=ClockConfig(), replay=str(tmp_path / "run"))
+    replayed = make_runner(config(tmp_path / "again", **changes))
+    replayed.run()
+    replayed.context.members.lost.update(result.lost)  # whose states the run's digest leaves out
+    assert digest(replayed.context) == result.digest
 
 
 COMPRESSED = FedAssistant(payload="delta", compression="topk", topk=TopK(ratio=0.2), exchange="replicated")

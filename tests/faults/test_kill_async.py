@@ -41,14 +41,17 @@ JOBS = 12
 PHASES = ("broadcast", "header", "payload", "aggregate", "checkpoint")
 
 
-def config_of(folder: Path) -> Config:
+REAL = replace(BY_TABLE, clock=ClockConfig(kind="real"))
+
+
+def config_of(folder: Path, asynchrony: AsyncConfig = BY_TABLE) -> Config:
     """Clients that keep an optimiser and a head, and a server with momentum: whatever a kill could spoil."""
     return make_config(
         folder,
         TASK,
         FedAvg(),
         rounds=6,
-        asynchrony=BY_TABLE,
+        asynchrony=asynchrony,
         client=ClientConfig(optimizer="adamw", lr=0.05, batch_size=2, optimizer_state="keep"),
         server=ServerConfig(optimizer="sgd", lr=0.7, momentum=0.5),
         partition=PartitionConfig(private=("head",)),
@@ -120,6 +123,81 @@ def test_a_kill_at_any_instant_changes_nothing(jobs: list[int], phases: list[tup
     assert {code for code, _, _ in found.values()} == {-signal.SIGKILL}, found
     assert {digest for _, _, digest in found.values()} == {undisturbed}, found
     assert [found[f"job {trainings}"][1] for trainings in jobs] == [(each - 1) // 2 or None for each in jobs]
+
+
+PLACES = ("train", *PHASES)
+
+
+def killed_in_settle(round: int, config: Config) -> None:
+    """Die when a version was made and its lines are written, before what it leaves behind is settled."""
+    runner = make_runner(config)
+    settle = runner.trainer.settle
+
+    def dying(accepted: Any) -> None:
+        if runner.context.round == round:
+            os.kill(os.getpid(), signal.SIGKILL)
+        settle(accepted)
+
+    runner.trainer.settle = dying  # type: ignore[method-assign]
+    runner.run()
+
+
+def kill_and_replay(folder: str, places: list[tuple[str, int]]) -> dict[str, tuple[int, bool]]:
+    """Place of the kill by the real clock -> exit status, and has the run that went on the digest of its replay?"""
+    found = {}
+    for place, round in places:
+        config = config_of(Path(folder) / f"{place}{round}", REAL)
+        kill = (killed_in_settle,) if place == "settle" else (killed_in, place)
+        code = in_a_child(*kill, round, config)
+        whole = gone_on(config)[1]
+        replay = replace(REAL, clock=ClockConfig(), replay=str(config.folder))
+        again = make_runner(config_of(Path(folder) / f"again-{place}{round}", replay)).run().digest
+        found[f"{place} {round}"] = (code, whole == again)
+    return found
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [("aggregate", 2), ("settle", 3), ("checkpoint", 4)],
+        pytest.param([(place, at) for place in (*PLACES, "settle") for at in (1, 3, 5)], marks=SLOW),
+    ],
+    ids=["some", "every"],
+)
+def test_by_the_real_clock_a_kill_in_any_phase_is_gone_on_from_and_replayed(
+    places: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    (found,) = run_ranks(kill_and_replay, 1, str(tmp_path), places)
+    assert found == {f"{place} {round}": (-signal.SIGKILL, True) for place, round in places}
+
+
+EIGHT = Quadratic({f"c{number}": (1.0, float(number), 3) for number in range(8)}, start=(0.1, 0.2), noise=0.3)
+SLEEPS = "sleep:client=c0,seconds=1.0;" + ";".join(f"sleep:client=c{number},seconds=0.1" for number in range(1, 8))
+
+
+def one_of_eight_is_slow(folder: str, resume: int | None, asynchrony: AsyncConfig, fault: str) -> str:
+    if fault:
+        os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=fault)
+    config = replace(config_of(Path(folder), asynchrony), task=EIGHT, rounds=8)
+    with DistributedCommunicator.join(tuple(EIGHT.clients), timeout_s=10) as comm:
+        return make_runner(config, comm).run(resume).digest
+
+
+@SLOW
+def test_of_eight_clients_one_is_ten_times_slower_and_the_run_is_killed_twice_and_replayed(tmp_path: Path) -> None:
+    folder, free = str(tmp_path / "real"), AsyncConfig(buffer=4, concurrent=8, clock=ClockConfig(kind="real"))
+    for size, victim, round, resume in ((3, 1, 2, None), (2, 0, 5, 2)):
+        phase = "train" if victim else "aggregate"
+        fault = f"kill:rank={victim},round={round},phase={phase};{SLEEPS}"
+        outcomes = expect_exit(one_of_eight_is_slow, size, folder, resume, free, fault)
+        assert outcomes[victim].exit_code == -signal.SIGKILL
+        found = Checkpoints(tmp_path / "real" / "checkpoints", keep=2).latest()
+        assert found is not None and found.round == round
+    whole = run_ranks(one_of_eight_is_slow, 4, folder, 5, free, SLEEPS)[0]
+    replay = replace(free, clock=ClockConfig(), replay=folder)
+    assert run_ranks(one_of_eight_is_slow, 2, str(tmp_path / "again"), None, replay, "")[0] == whole
+    alone = replace(config_of(tmp_path / "alone", replay), task=EIGHT, rounds=8)
+    assert make_runner(alone).run().digest == whole
 
 
 def run_on_ranks(folder: str, resume: int | None, fault: str) -> str:

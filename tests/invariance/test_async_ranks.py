@@ -19,6 +19,7 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.asynchrony import AsyncConfig, ClockConfig, DurationConfig, StalenessConfig
 from fedtorch.config.schema import (
+    AttackConfig,
     CheckpointConfig,
     ClientConfig,
     EvalConfig,
@@ -26,6 +27,7 @@ from fedtorch.config.schema import (
     ServerConfig,
     SystemConfig,
 )
+from fedtorch.train.settings import TrainerConfig
 
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(
@@ -45,6 +47,9 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     ),
     "ditto": (Ditto(lam=0.5), {"client": ADAM, "asynchrony": replace(ASYNC, buffer=5)}),
     "fedasync": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, towards="model", clock=SLOW), "rounds": 12}),
+    "overlap": (FedAvg(), {"eval": EvalConfig(every=1, overlap=True)}),
+    "attack": (FedAvg(), {"attack": AttackConfig("signflip", clients=("c2", "c5"), factor=2.0)}),
+    "trainer": (FedAvg(), {"client": ClientConfig(trainer=TrainerConfig("own_training:train"))}),
     "late": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, max_staleness=2, clock=SLOW), "rounds": 12}),
 }
 ROUNDS = 6
@@ -53,8 +58,9 @@ ROUNDS = 6
 def run_case(name: str, folder: str, comm: Communicator | None = None, **changes: Any) -> tuple[str, Any]:
     algorithm, settings = CASES[name]
     settings = {"client": CLIENT, "rounds": ROUNDS, "system": PREVIOUS, "asynchrony": ASYNC, **settings, **changes}
-    runner = make_runner(make_config(Path(folder) / name, TASK, algorithm, **settings), comm)
-    result = runner.run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDTORCH_TESTING", "1")  # for attacks
+        result = make_runner(make_config(Path(folder) / name, TASK, algorithm, **settings), comm).run()
     return result.digest, result.scores
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from harness import interrupt, make_config, make_runner
 from ranks import expect_exit, run_ranks
+from sleepy import Sleepy
 from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
@@ -30,6 +32,7 @@ from fedtorch.config.schema import (
 from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.rounds.asynchrony.arrivals_file import read_events
 from fedtorch.rounds.asynchrony.federation import Event, Federation
+from fedtorch.rounds.buffer import LATE
 
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(
@@ -108,6 +111,38 @@ def test_a_run_of_several_ranks_is_replayed_on_others(size: int, again: int, tmp
     assert len({line["client"] for line in lines(folder)}) > 2
 
 
+def one_is_slow(folder: Path | str, asynchrony: AsyncConfig) -> Config:
+    """Versions by clients a, b and c, of which c takes a minute; three where it is too old then, else one."""
+    task = Quadratic({name: (1.0, float(place), 4) for place, name in enumerate("abc")}, start=(0.1, 0.2), double=False)
+    algorithm = Sleepy(pauses=(("a", 1, 0.2), ("b", 1, 0.2), ("c", 1200, 0.05)))
+    client = ClientConfig(optimizer="sgd", lr=0.05, batch_size=2)
+    system = SystemConfig(sum_scale="previous")
+    rounds = 1 if asynchrony.max_staleness is None else 3
+    return make_config(
+        Path(folder), task, algorithm, rounds=rounds, client=client, system=system, asynchrony=asynchrony
+    )
+
+
+def while_one_is_slow(folder: str, asynchrony: AsyncConfig) -> tuple[str, float]:
+    """The digest, and the seconds that the run took."""
+    with DistributedCommunicator.join(tuple("abc"), timeout_s=60) as comm:
+        began_s = time.monotonic()
+        return make_runner(one_is_slow(folder, asynchrony), comm).run().digest, time.monotonic() - began_s
+
+
+@pytest.mark.parametrize("most", [0, None], ids=["too old", "after the last version"])
+@pytest.mark.processes
+def test_a_job_whose_update_would_be_dropped_ends_before_its_next_step(most: int | None, tmp_path: Path) -> None:
+    settings = AsyncConfig(buffer=1, concurrent=3, max_staleness=most, clock=ClockConfig(kind="real"))
+    (digest, took_s), *_ = run_ranks(while_one_is_slow, 4, str(tmp_path / "real"), settings)
+    assert took_s < 55
+    of_c = [line for line in lines(tmp_path / "real") if line["client"] == "c"]
+    assert [line["number"] for line in of_c] == [None] * len(of_c) and {line["status"] for line in of_c} <= {LATE}
+    assert bool(of_c) == (most is not None)
+    replayed = one_is_slow(tmp_path / "again", replay_of(tmp_path / "real", settings))
+    assert make_runner(replayed).run().digest == digest
+
+
 @pytest.mark.parametrize(
     "at", [pytest.param(at, marks=() if at in (2, 9) else pytest.mark.slow) for at in range(1, 18)]
 )
@@ -154,6 +189,16 @@ def test_killed_ranks_go_on_on_another_number_of_ranks(victim: int, again: int, 
     server, *_ = run_ranks(on_ranks, again, str(folder), REAL, 3, "")
     replayed = make_runner(config_of(tmp_path / "again", replay_of(folder), eval=EvalConfig(every=2))).run()
     assert replayed.digest == server[0]
+
+
+@pytest.mark.processes
+def test_a_rank_that_dies_while_the_others_have_nothing_to_do_ends_the_run(tmp_path: Path) -> None:
+    """One place, whose job is at home on rank 1: nobody would ever meet if the others only waited for its arrival."""
+    one = replace(REAL, buffer=1, concurrent=1)
+    fault = "kill:rank=1,phase=train,step=1"
+    outcomes = expect_exit(on_ranks, 3, str(tmp_path), one, None, fault, timeout=90)
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    assert all("rank 1" in outcomes[rank].error for rank in (0, 2)), [outcome.error for outcome in outcomes]
 
 
 def test_lines_after_the_checkpoint_arrive_as_they_did(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def config_of(folder: Path | str, **changes: Any) -> Config:
         "rounds": ROUNDS,
         **changes,
     }
-    return make_config(Path(folder), TASK, **settings)
+    return make_config(Path(folder), settings.pop("task", TASK), **settings)
 
 
 def count_sums() -> list[bool]:
@@ -119,6 +119,22 @@ def test_parts_of_a_buffer_travel_before_it_closes(scale: Any, tmp_path: Path) -
     assert digest == alone.digest
     assert took == [True] * (5 + (scale == "public"))  # the first buffer's scale is that of its reports, if it is not
     assert sum(len(part) for *_, parts in others for part in parts) == 3 * len(took)
+
+
+def test_by_the_real_clock_every_part_travels_before_its_buffer_closes(tmp_path: Path) -> None:
+    changes = {
+        "asynchrony": AsyncConfig(buffer=3, concurrent=5, clock=ClockConfig(kind="real")),
+        "clients": ClientsConfig(),
+        "rounds": 6,
+        # updates of one size, so that all of them fit the scale of the buffer before, whoever comes first
+        "task": Quadratic({name: (1.0, 3.0 + number / 10, 8) for number, name in enumerate(TASK.clients)}, noise=0.5),
+    }
+    (digest, _, took, _), *others = run_ranks(run_buffers, 3, str(tmp_path / "ranks"), changes)
+    assert took == [True] * 5  # the first buffer's scale is that of its reports
+    parts = [part for *_, parts in others for part in parts]
+    assert sum(map(len, parts)) == 15 and len(parts) > 10  # not all at the close
+    changes["asynchrony"] = AsyncConfig(buffer=3, concurrent=5, replay=str(tmp_path / "ranks"))
+    assert make_runner(config_of(tmp_path / "alone", **changes)).run().digest == digest
 
 
 def test_of_a_buffer_a_client_that_fails_is_in_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,11 @@ from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.comm.job.arrivals import Arrivals
+from fedtorch.comm.job.event_log import EventLog
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, Config, PartitionConfig, SystemConfig
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.update import Report
-from fedtorch.rounds.lateness import LATE, Late, Lateness
+from fedtorch.rounds.buffer import LATE, Closing, Late
 from fedtorch.setup.build import build
 from fedtorch.train.job import ClientJob
 
@@ -117,8 +117,8 @@ def test_a_replay_of_the_record_has_the_same_bits_without_the_clocks(clients: Cl
     assert make_runner(config(tmp_path / "other", ClientsConfig())).run().digest != digest
 
 
-def lateness(clients: ClientsConfig, times: list[float]) -> Lateness:
-    found = Lateness(clients, Arrivals(), clock=lambda: times[0])
+def lateness(clients: ClientsConfig, times: list[float]) -> Closing:
+    found = Closing(clients, EventLog(), clock=lambda: times[0])
     found.begin(0)
     return found
 

@@ -8,7 +8,7 @@ import pytest
 from supervisor import Ended, supervise, toy_config
 
 from fedtorch.main import main
-from fedtorch.rounds.lateness import LATE
+from fedtorch.rounds.buffer import LATE
 from fedtorch.tracking import records
 
 

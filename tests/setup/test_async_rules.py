@@ -84,11 +84,6 @@ REFUSED: dict[str, tuple[Algorithm, dict[str, Any], str]] = {
     ),
     "extra": (FedAvg(), {"clients": ClientsConfig(per_round=2, extra=1)}, "clients.per_round is 2"),
     "deadline": (FedAvg(), {"clients": ClientsConfig(deadline=9.0)}, "clients.deadline is 9.0; set .* to null"),
-    "on_loss": (
-        FedAvg(),
-        {"clients": ClientsConfig(on_loss="continue"), "asynchrony": replace(ASYNC, clock=ClockConfig("real"))},
-        "clients.on_loss is continue and async.clock.kind is real, .*; set clients.on_loss to restart",
-    ),
     "min": (FedAvg(), {"clients": ClientsConfig(min=3)}, "clients.min is 3 but async.buffer is 2"),
     "scaffold": (Scaffold(), {}, "algorithm.name is Scaffold, which exchanges other vectors than the weights"),
     "fedkseed": (FedKSeed(seeds=4), {"client": replace(CLIENT, steps=4, epochs=None)}, "exchanges other vectors"),
@@ -115,13 +110,12 @@ REFUSED: dict[str, tuple[Algorithm, dict[str, Any], str]] = {
     ),
     "trust": (FedAvg(), {"trust": TrustConfig(members="members.yaml", key="a.key")}, "trust.members is set"),
     "bits": (FedAvg(), {"exchange": ExchangeConfig(bits=4)}, "exchange.bits is 4"),
-    "attack": (FedAvg(), {"attack": AttackConfig(kind="signflip", clients=("a",))}, "attack.kind is signflip"),
+    "attack": (FedAvg(), {"attack": AttackConfig(kind="ipm", clients=("a",))}, "attack.kind is ipm, which is made of"),
     "workers": (FedAvg(), {"system": replace(PREVIOUS, ranks_per_worker=2)}, "system.ranks_per_worker is 2"),
     "span": (FedAvg(), {"client": replace(CLIENT, schedule_span="run")}, "client.schedule_span is run"),
     "saves": (FedAvg(), {"checkpoint": CheckpointConfig(every_steps=5)}, "checkpoint.every_steps or every_seconds"),
     "point": (FedAvg(), {"eval": EvalConfig(point="trained")}, "eval.point is trained; set eval.point to received"),
     "best": (FedAvg(), {"eval": EvalConfig(best="per_client")}, "eval.best is per_client; set .* to together"),
-    "overlap": (FedAvg(), {"eval": EvalConfig(overlap=True)}, "eval.overlap is true; set eval.overlap to false"),
 }
 
 

@@ -45,6 +45,16 @@ def test_a_model_goes_to_every_other_rank_and_updates_come_from_every_client(tmp
     assert "  rank 1    25.0%  a" in lines and "  rank 5-7   0.0%  (idle)" in lines
 
 
+def test_ranks_that_share_out_a_model_never_have_it_whole(tmp_path: Path) -> None:
+    """Two ranks: half of 4 MiB, and the largest layer, which is all of them here."""
+    system, client = SystemConfig(ranks_per_worker=2, server_works=False), ClientConfig(optimizer="sgd", accumulation=2)
+    text = describe(built_run(tmp_path, 5, engine=EngineConfig(kind="fsdp"), system=system, client=client), num_ranks=5)
+    assert (
+        "while the model is built: 4 MiB of the host's memory for the server, as much again for what all ranks of its "
+        "machine read, and at most 6 MiB for each of them; 4 MiB more for each rank of another machine\n"
+    ) in text
+
+
 def test_twenty_clients_of_a_rank_are_named(tmp_path: Path) -> None:
     for count, more in ((20, ""), (21, " and 1 more")):
         task = Quadratic(clients={f"c{number}": (1.0, 0.0, 4) for number in range(count)})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtorch.train.memory import States, deepspeeds_own, known_sizes, states
+from fedtorch.train.memory import Size, States, deepspeeds_own, known_sizes, states
 from fedtorch.train.zero import is_installed
 
 
@@ -60,6 +60,16 @@ def test_without_an_estimator_the_formula_says_what_each_stage_keeps() -> None:
     assert states(size, Zero(1), ranks=1) == States(20 * n)
     assert states(size, Zero(1), ranks=4) == States(8 * n)
     assert states(size, Zero(2, "fp32"), ranks=2) == States(14 * n)
+
+
+def test_what_is_not_trained_has_no_gradient_no_master_and_no_optimiser_state() -> None:
+    """100 numbers in one layer, 20 of them trained, on two ranks."""
+    size = Size(numbers=100, largest=100, block=100, rest=0, trained=20)
+    assert states(size, Zero(0, "fp32"), ranks=1) == States(4 * 100 + 12 * 20)
+    assert states(size, Zero(1, "fp32"), ranks=2) == States(4 * 100 + 4 * 20 + 16 * 10)
+    assert states(size, Zero(2, "fp32"), ranks=2) == States(4 * 100 + 4 * 10 + 16 * 10)
+    assert states(size, Zero(3, "fp32"), ranks=2) == States(4 * 100 + 4 * 50 + 16 * 10)
+    assert states(size, Zero(0, "fp32", kind="fsdp"), ranks=2) == States(4 * 50 + 12 * 10 + 16 * 100)
 
 
 def test_fsdp_keeps_rows_and_gathers_blocks_and_what_lies_outside_of_them() -> None:

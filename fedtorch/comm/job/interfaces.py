@@ -5,19 +5,16 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 """What a job whose ranks are all on one machine calls it."""
 _ANY_PORT = 9  # nothing is sent there
-_DUMP_ADDRESSES = 22  # RTM_GETADDR of <linux/rtnetlink.h>
-_NEW_ADDRESS, _DONE, _ERROR = 20, 3, 2
-_REQUEST, _DUMP = 0x1, 0x300
-_ADDRESS, _LOCAL = 1, 2  # IFA_ADDRESS, which is the other end of a point-to-point link, and IFA_LOCAL
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 class Interface(NamedTuple):
@@ -55,11 +52,14 @@ def network_name() -> str:
 
 
 def interfaces() -> list[Interface]:
-    """Every address of this machine, in the kernel's order; empty where there is no Linux to ask."""
-    try:
-        return list(_from_kernel())
-    except (OSError, AttributeError, struct.error):
-        return []
+    """Every address of this machine, IPv4 first; those that count on one link only are left out."""
+    found = [
+        (of.family, Interface(name, of.address.partition("%")[0]))
+        for name, addresses in psutil.net_if_addrs().items()
+        for of in addresses
+        if of.family in _FAMILIES and not ipaddress.ip_address(of.address.partition("%")[0]).is_link_local
+    ]
+    return [interface for family in _FAMILIES for of, interface in found if of == family]
 
 
 def is_own(address: str) -> bool:
@@ -89,34 +89,3 @@ def find(wanted: str) -> Interface | None:
     except ValueError:
         return next((found for found in interfaces() if found.name == wanted), None)
     return next((found for found in interfaces() if ipaddress.ip_address(found.address) in network), None)
-
-
-def _from_kernel() -> Iterator[Interface]:
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:  # type: ignore[attr-defined,unused-ignore]
-        sock.settimeout(5.0)
-        sock.send(struct.pack("=IHHIIB3xI", 24, _DUMP_ADDRESSES, _REQUEST | _DUMP, 1, 0, socket.AF_UNSPEC, 0))
-        while True:
-            data = sock.recv(1 << 16)
-            while len(data) >= 16:
-                length, kind = struct.unpack_from("=IH", data)
-                if kind in (_DONE, _ERROR):
-                    return
-                if kind == _NEW_ADDRESS:
-                    yield from _address(data[16:length])
-                data = data[-(-length // 4) * 4 :]
-
-
-def _address(message: bytes) -> Iterator[Interface]:
-    """Read the address in one message of the kernel; those that count on one link only are left out."""
-    family, _, _, _, index = struct.unpack_from("=BBBBI", message)
-    found: dict[int, bytes] = {}
-    attributes = message[8:]
-    while len(attributes) >= 4:
-        length, kind = struct.unpack_from("=HH", attributes)
-        found[kind] = attributes[4:length]
-        attributes = attributes[max(4, -(-length // 4) * 4) :]
-    raw = found.get(_LOCAL, found.get(_ADDRESS))
-    if raw is not None and family in (socket.AF_INET, socket.AF_INET6):
-        address = socket.inet_ntop(family, raw)
-        if not ipaddress.ip_address(address).is_link_local:
-            yield Interface(socket.if_indextoname(index), address)

@@ -121,7 +121,7 @@ class Aggregation:
 
     @property
     def reads_in_place(self) -> bool:
-        """May ranks read each other's updates? On the server."""
+        """May ranks read each other's updates? All ranks know the same, once the group is connected."""
         return self.memory.is_open and self.group.shares_memory and not self.is_secret
 
     def silos_part(self, terms: Sequence[Term], scale: SumScale) -> SilosPart | None:

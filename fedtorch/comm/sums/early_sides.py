@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from queue import Empty
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtorch.comm.job.notes import read_part
 from fedtorch.comm.job.store import Store
-from fedtorch.comm.sums.aggregation import IN_FLIGHT, Aggregation
+from fedtorch.comm.sums.aggregation import Aggregation
+from fedtorch.comm.sums.arriving import Incoming, arriving
 from fedtorch.comm.sums.checks import SumCheck
 from fedtorch.comm.sums.early import Early, Queued
 from fedtorch.comm.sums.local_updates import send_sum, send_updates
@@ -24,8 +23,7 @@ from fedtorch.comm.sums.reproducible import RunningSum, SumScale
 from fedtorch.comm.sums.sending_pace import SendingPace
 from fedtorch.comm.transport.digests import WindowDigest
 from fedtorch.comm.transport.header import Op
-from fedtorch.comm.transport.process_group import Transfer
-from fedtorch.comm.transport.window_memory import give_back, start_take
+from fedtorch.comm.transport.window_memory import give_back
 from fedtorch.comm.transport.windows import SUM_DTYPE, windows
 from fedtorch.core.names import Names
 from fedtorch.core.update import Report
@@ -80,19 +78,6 @@ class EarlySender(Early):
         self._pace.see_sent(self._bytes(len(own)), time.monotonic() - began_s)
 
 
-class _Part(NamedTuple):
-    """A part of the sum that came from another rank."""
-
-    rank: int
-    """The one that sent it."""
-    clients: tuple[str, ...]
-    """Those whose updates it is the sum of."""
-    squares: float
-    """Of the whole numbers that were added."""
-    is_whole: bool
-    """Is it what was sent?"""
-
-
 class EarlyReceiver(Early):
     """On the server."""
 
@@ -102,17 +87,14 @@ class EarlyReceiver(Early):
         store: Store,
         scale: SumScale,
         pace: SendingPace,
-        ranks: Mapping[str, int],
+        expected: Mapping[int, Collection[str]],
     ) -> None:
-        """ranks: client that will have an update -> rank that it will be on."""
+        """expected: rank -> clients whose updates may come from it, of lost ranks too, from which nothing comes."""
         local, places = aggregation.local, Names.of(aggregation.names)
-        self._left = {rank: set[int]() for rank in aggregation.group.members}
-        for client, rank in ranks.items():
-            if rank in self._left:  # a lost rank's clients are drawn still, and come from nobody
-                self._left[rank].add(places.place(client))
+        self._expected = {rank: {*map(places.place, expected.get(rank, ()))} for rank in aggregation.group.members}
         self._sum = RunningSum(local.size, scale, local.sums)
         self._weights: dict[str, float] = {}
-        self._parts: list[_Part] = []
+        self._parts: list[tuple[Incoming, float, bool]] = []  # with squares, and whether it is what was sent
         self._next = dict.fromkeys(aggregation.group.members[1:], 0)
         self._announced = 0
         super().__init__(aggregation, store, scale, pace)
@@ -126,13 +108,8 @@ class EarlyReceiver(Early):
         if not is_done or (scale.exponent, weights) != (self._scale.exponent, self._weights):
             log.debug("round %d: what was sent early is not what counts; it is sent again", self._main.round + 1)
             return None
-        for part in self._parts:
-            if len(part.clients) == 1:
-                check.see_client(part.clients[0], part.squares)
-            else:
-                check.see_part(part.rank, part.clients, part.squares)
-            if not part.is_whole:
-                check.see_damage(part.rank, part.clients)
+        for part, squares, is_whole in self._parts:
+            part.show(check, squares, is_whole=is_whole)
         local = self._main.local
         out = local.sums.lend(local.size, dtype)
         check.see_sum(self._sum.write(out, scale), out)
@@ -165,41 +142,29 @@ class EarlyReceiver(Early):
         key = f"{self._key}/{rank}/{self._next[rank]}"
         if not self._store.has([key]):
             return False
-        found = read_part(self._store.get(key, by=rank), rank, self._left[rank])
+        found = read_part(self._store.get(key, by=rank), rank, self._expected[rank])
         self._store.delete([key])
+        for places in self._expected.values():
+            places -= found.keys()
         self._next[rank] += 1
         self._announced += 1
-        self._left[rank] -= found.keys()
         weights = {self._main.names[client]: weight for client, weight in found.items()}
-        weight = next(iter(weights.values())) if len(weights) == 1 else None
-        squares, digests = 0.0, []
-        for start, window in self._arriving(rank, SUM_DTYPE if weight is None else self._main.local.dtype):
-            incoming = WindowDigest(len(window), window.dtype)
-            self._sum.add(start, window, weight, incoming)
-            squares += incoming.squares
-            digests.append(incoming.digest)
-        group = self._aside.group
-        give_back(group)
-        is_whole = group.receive_numbers(len(digests), rank) == digests
+        self._receive(Incoming(rank, tuple(weights), next(iter(weights.values())) if len(weights) == 1 else None))
         self._weights.update(weights)
-        self._parts.append(_Part(rank, tuple(weights), squares, is_whole))
         return True
 
-    def _arriving(self, rank: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-        """(start, numbers) of every window that the rank sends; valid until the next one is asked for."""
+    def _receive(self, part: Incoming) -> None:
         group, local = self._aside.group, self._main.local
-        spans = deque(windows(local.size))
-        longest = max((stop - start for start, stop in spans), default=0)
-        idle = [local.sums.lend(longest, dtype) for _ in range(min(IN_FLIGHT, len(spans)))]
-        under_way: deque[tuple[Transfer, Tensor, int]] = deque()
-        while spans or under_way:
-            while idle and spans:
-                start, stop = spans.popleft()
-                buffer = idle.pop()
-                under_way.append((start_take(group, buffer[: stop - start], rank), buffer, start))
-            transfer, buffer, start = under_way.popleft()
-            yield start, group.wait(transfer)
-            idle.append(buffer)
+        dtype = SUM_DTYPE if part.weight is None else local.dtype
+        spans, squares, digests = [*windows(local.size)], 0.0, []
+        came = arriving(self._aside, [(part.rank, stop - start) for start, stop in spans], dtype)
+        for (start, _), window in zip(spans, came, strict=True):
+            incoming = WindowDigest(len(window), window.dtype)
+            self._sum.add(start, window, part.weight, incoming)
+            squares += incoming.squares
+            digests.append(incoming.digest)
+        give_back(group)
+        self._parts.append((part, squares, group.receive_numbers(len(digests), part.rank) == digests))
         self._main.meter.count("up", "aggregate", physical=local.size * dtype.itemsize)
 
 
@@ -208,7 +173,7 @@ def begin_early(
     store: Store,
     exponent: int | None,
     exchange: str,
-    ranks: Mapping[str, int],
+    expected: Mapping[int, Collection[str]],
     former: Early | None = None,
 ) -> Early | None:
     """Begin, on all ranks alike; None on all of them where it would not help, or the server has no scale.
@@ -216,12 +181,14 @@ def begin_early(
     It does not help where ranks share memory: sending costs the training its cores, and a sum from memory that all can
     read waits for nothing that is sent.
 
-    exponent: of the scale; only the server's counts. exchange: `system.exchange`. ranks: see `Communicator`. former: of
-    an earlier round.
+    exponent: of the scale; only the server's counts. exchange: `system.exchange`. expected: see `Communicator`. former:
+    of an earlier round.
     """
     group, local = aggregation.group, aggregation.local
-    senders, own = len({*ranks.values()} - {0}), [*ranks.values()].count(group.rank)
+    senders, own = sum(bool(expected[rank]) for rank in expected if rank), len(expected.get(group.rank, ()))
     if not senders or exchange == "reduce" or (exchange == "auto" and senders > MOST_SENDERS):
+        return None
+    if exchange == "auto" and aggregation.reads_in_place:  # so it is on all ranks, which need not meet for it
         return None
     most = own * local.size * SUM_DTYPE.itemsize if group.rank else 0
     group.agree(Op.EARLY, round=aggregation.round, length=local.size, dtype=local.dtype, num_bytes=most)
@@ -234,4 +201,4 @@ def begin_early(
     pace = SendingPace(own, time.monotonic(), former._pace.s_per_byte if former else 0.0)
     if group.rank:
         return EarlySender(aggregation, store, SumScale(servers), pace)
-    return EarlyReceiver(aggregation, store, SumScale(servers), pace, ranks)
+    return EarlyReceiver(aggregation, store, SumScale(servers), pace, expected)

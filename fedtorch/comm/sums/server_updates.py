@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from secrets import token_hex
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedtorch.comm.sums import sum_slices
 from fedtorch.comm.sums.accepted import AcceptedUpdates
-from fedtorch.comm.sums.aggregation import IN_FLIGHT, Aggregation, Request, Term
+from fedtorch.comm.sums.aggregation import Aggregation, Request, Term
+from fedtorch.comm.sums.arriving import Incoming, arriving, by_rank, distinct
 from fedtorch.comm.sums.checks import TOLERANCE, SumCheck
 from fedtorch.comm.sums.early import Early
 from fedtorch.comm.sums.local_updates import reduce_sum
@@ -29,7 +29,7 @@ from fedtorch.comm.transport.digests import DAMAGED, WindowDigest, window_digest
 from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.process_group import Transfer
 from fedtorch.comm.transport.update_memory import NOWHERE
-from fedtorch.comm.transport.window_memory import give_back, start_take
+from fedtorch.comm.transport.window_memory import give_back
 from fedtorch.comm.transport.windows import SUM_DTYPE, WINDOW, windows
 from fedtorch.core.errors import RefusedUpdatesError
 from fedtorch.core.update import Report
@@ -37,17 +37,6 @@ from fedtorch.privacy.public_sum import Masking
 from fedtorch.privacy.secure_sum.terms import LEAST_PARTIES, TooFewPartiesError
 
 log = logging.getLogger(__name__)
-
-
-class Incoming(NamedTuple):
-    """A vector that the server receives from another rank for a sum: one update, or a sum of the rank's."""
-
-    rank: int
-    """Who sends it."""
-    clients: tuple[str, ...]
-    """Whose updates it is made of."""
-    weight: float | None
-    """Of the update; None: it is a sum of the clients' weighted updates already."""
 
 
 class DistributedUpdates(AcceptedUpdates):
@@ -275,21 +264,9 @@ class DistributedUpdates(AcceptedUpdates):
         self._aggregation.meter.count("up", "aggregate", physical=out.numel() * dtype.itemsize * len(remote))
 
     def _arriving(self, remote: Sequence[Incoming], dtype: torch.dtype, size: int) -> Iterator[Tensor]:
-        """Yield the others' vectors window by window, in this order; each is valid until the next one is asked for."""
-        width = min(size, WINDOW)
-        kept = self._aggregation.local.sums
-        idle = [kept.lend(width, dtype) for _ in range(IN_FLIGHT * len(distinct(remote)))]
+        """Yield the others' vectors window by window, in this order."""
         expected = [(each.rank, stop - start) for start, stop in windows(size) for each in remote]
-        following = iter(expected)
-        receiving: deque[tuple[Transfer, Tensor]] = deque()
-        for _ in expected:
-            while idle and (sender := next(following, None)):
-                rank, length = sender
-                buffer = idle.pop()
-                receiving.append((start_take(self._group, buffer[:length], rank), buffer))
-            transfer, buffer = receiving.popleft()
-            yield self._group.wait(transfer)
-            idle.append(buffer)
+        return arriving(self._aggregation, expected, dtype)
 
     def _compare(
         self,
@@ -302,12 +279,7 @@ class DistributedUpdates(AcceptedUpdates):
         """Compare what came with what was sent, reported and signed. digests: of the windows, as they came."""
         damaged = self._damaged(remote, digests)
         for place, each in enumerate(remote):
-            if each.weight is not None:
-                check.see_client(each.clients[0], squares[place])
-            else:
-                check.see_part(each.rank, each.clients, squares[place])
-            if place in damaged:
-                check.see_damage(each.rank, each.clients)
+            each.show(check, squares[place], is_whole=place not in damaged)
         if witnessed is not None:
             witnessed.finish([each.rank for each in remote])
 
@@ -322,16 +294,3 @@ class DistributedUpdates(AcceptedUpdates):
             for place, (rank, digest) in enumerate(zip(senders, digests, strict=True))
             if next(sent[rank]) != digest
         }
-
-
-def by_rank(remote: Sequence[Incoming]) -> list[Incoming]:
-    """The sums that ranks send in place of these updates."""
-    return [
-        Incoming(rank, tuple(each.clients[0] for each in remote if each.rank == rank), None)
-        for rank in distinct(remote)
-    ]
-
-
-def distinct(remote: Sequence[Incoming]) -> list[int]:
-    """The ranks, each once, in order."""
-    return list(dict.fromkeys(each.rank for each in remote))

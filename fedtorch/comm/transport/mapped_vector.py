@@ -30,6 +30,10 @@ class MappedVector(ServerVector):
         """Device of payloads, once they have their way."""
         return self._group().device
 
+    def another(self) -> MappedVector:
+        """A further vector."""
+        return MappedVector(self._group, self._may_share)
+
     def make(self, size: int, dtype: torch.dtype) -> Tensor:
         """Zeros in memory that other ranks of this machine can map, shape (size,)."""
         if self._may_share() and self._group().rank == 0 and size:

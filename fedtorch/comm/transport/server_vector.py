@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -17,9 +19,16 @@ class ServerVector:
         """This rank's device, if whole vectors move from where they lie on it; None: it has none, or none yet."""
         return None
 
+    def another(self) -> ServerVector:
+        """A further vector of the server's, which ranks get in the same way."""
+        return ServerVector()
+
     def make(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Zeros on the CPU, shape (size,)."""
-        return torch.zeros(size, dtype=dtype)
+        """Zeros on the CPU, shape (size,); a page of memory is taken when somebody writes there."""
+        if not size:
+            return torch.zeros(size, dtype=dtype)
+        pages = mmap.mmap(-1, size * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(pages, dtype=dtype)
 
     def share(self, vector: Tensor) -> Tensor:
         """Return the server's vector where every rank can read it as it is, else the one that `make` gave.

@@ -50,13 +50,13 @@ class ArrivalsFile:
                 "`--resume never`"
             ) from None
 
-    def append(self, jobs: Sequence[tuple[Job, Event]]) -> None:
+    def append(self, events: Sequence[tuple[Event, Job | None]]) -> None:
         """Write lines, which are on the disk then.
 
         Raises:
             CheckpointError: the disk refuses.
         """
-        self._write("".join(json.dumps(_line(job, event)) + "\n" for job, event in jobs), "ab")
+        self._write("".join(json.dumps(_line(self._federation, event, job)) + "\n" for event, job in events), "ab")
 
     def _write(self, text: str, mode: str) -> None:
         try:
@@ -76,7 +76,10 @@ def _head(federation: Federation) -> dict[str, Any]:
     return {"kind": "arrivals", "clients": names, "run_seed": federation.run_seed, **kept}
 
 
-def _line(job: Job, event: Event) -> dict[str, Any]:
+def _line(federation: Federation, event: Event, job: Job | None) -> dict[str, Any]:
+    if job is None:
+        about = {"client": federation.names[event.place], "newest": event.newest, "status": event.status}
+        return {**about, "arrived_s": event.arrived / US_PER_S}
     return {
         "number": job.number,
         "client": job.client,
@@ -109,15 +112,22 @@ def read_events(text: str, federation: Federation, where: str) -> list[Event]:
         at = f"{where}, line {number}"
         found = _parsed(line, at)
         try:
-            times = [round(float(found[key]) * US_PER_S) for key in ("started_s", "arrived_s")]
-            event = Event(int(found["start"]), int(found["newest"]), str(found["status"]), *times)
+            event = _event(found, federation)
             job = federation.apply(event)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{at} is no arrival of this run: {type(error).__name__} {error}") from None
-        if _line(job, event) != found:
-            differing = [key for key, value in _line(job, event).items() if found.get(key) != value]
+        if (line_of := _line(federation, event, job)) != found:
+            differing = [key for key, value in line_of.items() if found.get(key) != value]
             raise ConfigError(f"{at} is not what this config comes to: {', '.join(differing) or 'further keys'} differ")
-    return federation.events
+    return [event for event, _ in federation.events]
+
+
+def _event(found: dict[str, Any], federation: Federation) -> Event:
+    """Raises KeyError, TypeError, ValueError: it is none."""
+    arrived, newest, status = round(float(found["arrived_s"]) * US_PER_S), int(found["newest"]), str(found["status"])
+    if status in ("lost", "back"):
+        return Event(-1, newest, status, arrived, arrived, federation.names.index(found["client"]))
+    return Event(int(found["start"]), newest, status, round(float(found["started_s"]) * US_PER_S), arrived)
 
 
 def _parsed(line: str, at: str) -> dict[str, Any]:

@@ -97,6 +97,12 @@ class LiveJobs(Jobs):
     _names: list[str] = field(default_factory=list)
     """see `make_names`"""
 
+    def of_name(self, name: str) -> Job:
+        """As for a plan, of those that have arrived so far."""
+        if name not in self._open:
+            self.open(self.federation.done)
+        return self._open[name]
+
     def make_names(self, done: int) -> None:
         """Make as many names as jobs can be under way at a time, once what was recorded is known.
 

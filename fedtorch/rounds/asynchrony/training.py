@@ -13,8 +13,8 @@ import torch
 from fedtorch.core.client import Client, ClientState
 from fedtorch.core.errors import CheckpointError
 from fedtorch.core.state_keys import OF_BEST, PLAN
-from fedtorch.core.update import Report
-from fedtorch.rounds.aggregation import LOST, Decision, reports_for_log
+from fedtorch.core.update import LOST, Report
+from fedtorch.rounds.aggregation import Decision, reports_for_log
 from fedtorch.rounds.asynchrony.durations import US_PER_S
 from fedtorch.rounds.asynchrony.federation import Federation
 from fedtorch.rounds.asynchrony.jobs import Jobs
@@ -82,13 +82,13 @@ class JobTrainer(ClientTrainer):
     def train_cohort(self) -> list[Report]:
         """Train this worker's share of the wave; the reports of its jobs in the buffer that closes now.
 
-        What is done of that buffer travels while the other jobs train, at a scale that is known (`early_sum`).
+        What is done of that buffer travels while the other jobs train, at a scale that is known (`buffer`).
         """
         context = self.context
         buffer = self._open()
-        self.early.begin(self.drawn, {self.jobs.name(job): self._worker[job.start] for job in buffer})
+        self.buffer.begin(self.drawn, {self.jobs.name(job): self._worker[job.start] for job in buffer})
         for report in self._of(buffer):  # trained before the version that is now the newest
-            self.early.put(report, 1)
+            self.buffer.put(report)
         self._keep_version()
         try:
             for worker, jobs in self._waves[context.round - self._first].items():
@@ -96,7 +96,7 @@ class JobTrainer(ClientTrainer):
                     for job in jobs:
                         self._train_job(job)
                         if job.buffer == context.round:
-                            self.early.put(self._reports[self.jobs.name(job)], 1)
+                            self.buffer.put(self._reports[self.jobs.name(job)])
         except Stopped:
             pass  # all ranks must come to the same meeting, which then stops them together
         return self._of(buffer)
@@ -111,7 +111,8 @@ class JobTrainer(ClientTrainer):
 
     def _of(self, buffer: Sequence[Job]) -> list[Report]:
         """Reports of this rank's jobs in the buffer, as far as they are done."""
-        return [self._reports[name] for job in buffer if (name := self.jobs.name(job)) in self._reports]
+        found = [(self._reports[name], job) for job in buffer if (name := self.jobs.name(job)) in self._reports]
+        return [replace(report, status=job.void) if job.void else report for report, job in found]
 
     def settle(self, accepted: Sequence[Report]) -> None:
         """The buffer is closed: the states of its jobs count where training went well; its updates go.

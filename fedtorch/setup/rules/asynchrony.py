@@ -12,6 +12,7 @@ from fedtorch.core.errors import ConfigError
 from fedtorch.core.overrides import overrides
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
+from fedtorch.train.attacks.settings import COLLUDING
 from fedtorch.train.engine import Engine
 
 WHY = "async is set but "
@@ -69,11 +70,6 @@ def nobody_is_drawn_for_a_round(plan: Plan) -> None:
         "replay": (clients.replay, None),
         "min_silos": (clients.min_silos, None),
     }
-    if _settings(plan).clock.kind == "real" and clients.on_loss != "restart":
-        raise ConfigError(
-            f"{WHY}clients.on_loss is {clients.on_loss} and async.clock.kind is real, by which nobody waits at a "
-            "meeting where a loss is noticed; set clients.on_loss to restart"
-        )
     for key, (value, wanted) in usual.items():
         if value != wanted and value != {"name": wanted}:
             shown = "null" if wanted is None else wanted
@@ -123,11 +119,13 @@ def nothing_is_promised(plan: Plan) -> None:
 
 
 def updates_are_whole_and_honest(plan: Plan) -> None:
-    """Refuse updates in few bits, and attackers, who know the updates of a round."""
+    """Refuse updates in few bits, and attackers who know the updates of a round."""
     if plan.config.exchange.bits != 32:
         raise ConfigError(f"{WHY}exchange.bits is {plan.config.exchange.bits}; set exchange.bits to 32")
-    if plan.config.attack.kind != "none":
-        raise ConfigError(f"{WHY}attack.kind is {plan.config.attack.kind}; remove attack")
+    if (kind := plan.config.attack.kind) in COLLUDING:
+        raise ConfigError(
+            f"{WHY}attack.kind is {kind}, which is made of what others send in a round; choose another kind"
+        )
 
 
 def a_client_trains_on_one_rank(plan: Plan) -> None:
@@ -139,15 +137,13 @@ def a_client_trains_on_one_rank(plan: Plan) -> None:
 
 
 def a_training_is_known_by_its_version(plan: Plan) -> None:
-    """Refuse local training that counts the run's rounds, is saved within one, or is somebody else's."""
+    """Refuse local training that counts the run's rounds, or is saved within one."""
     for hp in plan.settings:
         if hp.schedule_span == "run":
             raise ConfigError(
                 f"{WHY}client.schedule_span is run, and how often a client trains depends on the others; set "
                 "client.schedule_span to round"
             )
-        if hp.trainer is not None:
-            raise ConfigError(f"{WHY}client.trainer is {hp.trainer.name}; remove client.trainer")
     if plan.config.checkpoint.saves_steps:
         raise ConfigError(
             f"{WHY}checkpoint.every_steps or every_seconds is set, by which trainings are saved by rounds; set them to "
@@ -158,10 +154,10 @@ def a_training_is_known_by_its_version(plan: Plan) -> None:
 
 
 def versions_are_evaluated(plan: Plan) -> None:
-    """Refuse scores of what clients have trained, which waits for its buffer, and scores that come a round later."""
-    for key, wanted in (("point", "received"), ("best", "together"), ("overlap", False)):
+    """Refuse scores of what clients have trained, which waits for its buffer, and a best version for each of them."""
+    for key, wanted in (("point", "received"), ("best", "together")):
         if (value := getattr(plan.config.eval, key)) != wanted:
-            raise ConfigError(f"{WHY}eval.{key} is {str(value).lower()}; set eval.{key} to {str(wanted).lower()}")
+            raise ConfigError(f"{WHY}eval.{key} is {value}; set eval.{key} to {wanted}")
 
 
 def the_server_keeps_weights_alone(plan: Plan, engine: Engine) -> None:

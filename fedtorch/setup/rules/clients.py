@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedtorch.core.errors import ConfigError
-from fedtorch.rounds.lateness import late_in
+from fedtorch.rounds.buffer import late_in
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.tasks.base import SERVER
