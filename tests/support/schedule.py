@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 # By file: SLURM is there once; a clock that is watched by two tests at once on two cores is watched badly.
-# DeepSpeed's first step in a process imports for seconds.
+# DeepSpeed's first step in a process imports for seconds; parsing all files of the package takes seconds too.
 TOGETHER = {
     "tests/comm/test_rendezvous": "clocks",
     "tests/faults/test_combining": "clocks",
     "tests/faults/test_hang": "clocks",
     "tests/faults/test_signals": "clocks",
     "tests/launchers/test_real_slurm": "slurm",
+    "tests/safety/test_source": "source",
+    "tests/test_package": "source",
+    "tests/test_rules": "source",
     "tests/train/test_deepspeed_": "deepspeed",
 }
 
