@@ -368,7 +368,7 @@ def test_the_library_is_loaded_without_asking_for_kernels_elsewhere(tmp_path: Pa
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(fedtorch.__file__).parents[1]}"}
     importers = ["bitsandbytes", "peft", "transformers.optimization"]
     words = [sys.executable, "-c", IMPORTERS, *importers]
-    ended = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=250)
     assert ended.returncode == 0 and "kernels" not in ended.stderr, ended.stderr
     assert ended.stdout.splitlines() == [f"{who} True {tmp_path / 'kernels.py'}" for who in importers]
 

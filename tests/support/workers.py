@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from typing import Any
 
 import pytest
 from ranks import start_servers
 from schedule import unit_of
 
+_FORK = get_context("fork")
 Units = list[list[pytest.Item]]
 SHOWN_S = 0.005
 """Of what takes less to set up or to take down, `--durations` shows nothing."""
@@ -60,41 +61,24 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 @dataclass
 class _Worker:
-    pid: int
+    process: ForkProcess
     pipe: Connection
     running: str = ""
     """The test that it runs."""
 
     def stop(self) -> None:
         """Have it end its fixtures, and wait for that."""
-        if self.pid:
-            os.kill(self.pid, signal.SIGINT)
-            self.ended()
-
-    def ended(self) -> int:
-        """Its exit code, once it has ended."""
-        _, status = os.waitpid(self.pid, 0)
-        self.pid = 0
-        return os.waitstatus_to_exitcode(status)
+        if self.process.is_alive():
+            os.kill(self.process.pid or 0, signal.SIGINT)
+        self.process.join()
 
 
 def _fork(session: pytest.Session, units: Units, waiting: int, number: int) -> _Worker:
     receiver, sender = Pipe(duplex=False)
-    if pid := os.fork():
-        sender.close()
-        return _Worker(pid, receiver)
-    code = 1
-    try:
-        _work(session, units, waiting, number, sender)
-        code = 0
-    except KeyboardInterrupt:
-        pass
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    process = _FORK.Process(target=_work, args=(session, units, waiting, number, sender))
+    process.start()
+    sender.close()
+    return _Worker(process, receiver)
 
 
 def _listen(session: pytest.Session, workers: dict[Connection, _Worker]) -> None:
@@ -107,7 +91,8 @@ def _listen(session: pytest.Session, workers: dict[Connection, _Worker]) -> None
                 name, told = pipe.recv()
             except EOFError:
                 worker = workers.pop(pipe)
-                if (code := worker.ended()) and not session.shouldfail:
+                worker.process.join()
+                if (code := worker.process.exitcode) and not session.shouldfail:
                     session.shouldfail = f"a worker ended with {code} in {worker.running or 'no test'}; others are left"
                 continue
             if name == "begins":
@@ -142,6 +127,8 @@ def _work(session: pytest.Session, units: Units, waiting: int, number: int, pipe
             config.hook.pytest_runtest_protocol(item=item, nextitem=after)
             if session.shouldfail or session.shouldstop:
                 break
+    except KeyboardInterrupt:
+        pass  # the first process says so
     finally:
         session._setupstate.teardown_exact(None)
 
