@@ -4,11 +4,12 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 unexport PYTHONDONTWRITEBYTECODE # every worker, rank and started program would compile what it imports
 
-# A file's tests stay together, and files that start processes come first (tests/conftest.py).
+# The workers are forked once all tests are collected (tests/support/workers.py). A file's tests stay together, and files
+# that start processes come first.
 # More workers than cores: some tests wait, for SLURM, for limits of time, for ranks to meet. Those of `unit` never do.
-WORKERS ?= 3
+WORKERS ?= 4
 unit: WORKERS = 2
-PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest -q --workers $(WORKERS)
 LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 .PHONY: run test unit slow gpu-api lint clean help
@@ -17,7 +18,7 @@ LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 run: .venv/installed ## the default job: eight clients on a server and four workers
 	$(BIN)/torchrun --nproc_per_node=5 -m fedtorch.main
 
-# The linters run beside the tests: mypy, without a cache, is a minute of one core while tests wait for each other.
+# The linters run beside the tests, on the core that is idle while these are collected.
 test: .venv/installed ## linters, types, tests
 	@($(LINT)) & linted=$$!; $(PYTEST); tested=$$?; \
 	wait $$linted || { echo 'The linters found something: make lint shows it again.'; exit 1; }; exit $$tested

@@ -81,8 +81,8 @@ def time_rounds(workload: Workload, folder: Path, kind: str, steps: int) -> Timi
     ends = [(time.perf_counter(), time.process_time())]
     with DistributedCommunicator.join(built.names, 120, "send", network=apart, secret=proof) as comm:
         comm.preflight(built.facts())
-        if KINDS[kind] is not None:
-            comm.begin_checks()
+        if kind != "secret":
+            comm.begin_checks(has_records=KINDS[kind] is not None, has_tags=KINDS[kind] is not None)
         checkpoints = Checkpoints(built.config.folder / "checkpoints", keep=1)
         runner = Runner(built.components(comm, checkpoints, stop=lambda: False))
         one_round = runner._one_round

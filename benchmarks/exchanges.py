@@ -134,10 +134,10 @@ def _round(comm: Any, size: int, each_s: float, clients: int, is_early: bool) ->
     own = range((comm.rank - 1) * clients, comm.rank * clients) if comm.rank else ()
     local = UpdateBuffer(size, torch.float32, Path("unused"), 1 << 40)
     vectors = [torch.randn(size, generator=generator_for(0, "early benchmark", place)) for place in own]
-    ranks = {NAMES[place]: 1 + place // clients for place in range(clients * (comm.size - 1))}
+    expected = {rank: NAMES[(rank - 1) * clients : rank * clients] for rank in range(1, comm.size)}
     comm.barrier("train", round=0)
     began = time.perf_counter()
-    early = comm.begin_early(local, 40, round=0, ranks=ranks) if is_early else None
+    early = comm.begin_early(local, 40, round=0, expected=expected) if is_early else None
     reports = []
     for place, vector in zip(own, vectors, strict=True):
         time.sleep(each_s)

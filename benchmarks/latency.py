@@ -1,11 +1,13 @@
 """Rounds over a long wire: how many seconds one takes where every packet to one worker takes its time.
 
-python benchmarks/latency.py [--before COMMIT] [--trips 1 50 300] [--rounds 6] [--ranks 3] [--json OUT]
+python benchmarks/latency.py [--kinds plain full] [--before COMMIT] [--trips 1 50 300] [--rounds 6] [--json OUT]
 
 The machines are namespaces of this one, and the wire between them is a process that holds every packet back (Linux,
 root, /dev/net/tun). The server and all workers but the last are on the first machine, the last worker is on the second.
 The job is `demo/first` with a smaller model, so that bytes cost nothing: `plain` rounds train and combine, `full` ones
-are evaluated and saved too. The median of all rounds but the first two counts. COMMIT is run beside this tree.
+are evaluated and saved too. Two further kinds are `diloco/streamed` with two replicas, whose fragment is due 90 steps
+before a round's end: a `delayed` one is sent at the end, an `overlapped` one travels meanwhile. The median of all
+rounds but the first two counts. COMMIT is run beside this tree.
 """
 
 from __future__ import annotations
@@ -32,11 +34,17 @@ from benchmarks.wires import Machine, why_not
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = {"rounds": 3, "ranks": 2}
-KINDS = {
-    "plain": ["eval.every=0", "checkpoint.every=1000"],
-    "full": ["eval.every=1", "checkpoint.every=1"],
-}
 SMALL = ["task.model={d_model: 8, d_ff: 8, d_kv: 4, num_heads: 2}", "task.max_train=16", "eval.on_start=false"]
+PLAIN = ["eval.every=0", "checkpoint.every=1000"]
+ROWS = ["docs/examples/openfedllm_rows.py", "made"]
+DELAYED = [*PLAIN, "client.steps=100", "algorithm.delay=90", "task.data.clients={iid: 2}"]
+KINDS = {
+    "plain": ("demo/first", [*SMALL, *PLAIN]),
+    "full": ("demo/first", [*SMALL, "eval.every=1", "checkpoint.every=1"]),
+    "delayed": ("diloco/small/streamed", DELAYED),
+    "overlapped": ("diloco/small/streamed", [*DELAYED, "system.sum_scale=previous"]),
+}
+"""Name of a job -> its config and what is changed in that."""
 
 
 def job(tree: Path, milliseconds: float, kind: str, args: Any) -> list[float]:
@@ -47,9 +55,13 @@ def job(tree: Path, milliseconds: float, kind: str, args: Any) -> list[float]:
     """
     with tempfile.TemporaryDirectory() as folder, Machine("10.84.0.1") as near, Machine("10.84.0.2") as far:
         near.connect_far(far, milliseconds / 2)
-        sets = [f"run.dir={folder}/run", f"rounds={args.rounds}", *SMALL, *KINDS[kind]]
+        config, changes = KINDS[kind]
+        sets = [f"run.dir={folder}/run", f"rounds={args.rounds}", *changes]
+        if config.startswith("diloco"):
+            subprocess.run([sys.executable, *ROWS, folder], cwd=tree, check=True, stdout=subprocess.DEVNULL)
+            sets.append(f"task.data.source={folder}/small_sft.jsonl")
         words = [word for each in sets for word in ("--set", each)]
-        command = [sys.executable, "-m", "fedtorch.main", "--config", "configs/demo/first.yaml", *words]
+        command = [sys.executable, "-m", "fedtorch.main", "--config", f"configs/{config}.yaml", *words]
         last, started = args.ranks - 1, []
         for rank in range(args.ranks):
             there = last if rank < last else 1
@@ -69,8 +81,8 @@ def job(tree: Path, milliseconds: float, kind: str, args: Any) -> list[float]:
 def measure(trees: dict[str, Path], args: Any, console: Console) -> list[dict[str, Any]]:
     """A record per job; the trees take turns."""
     records = []
-    for kind in KINDS:
-        for milliseconds in args.trips:
+    for milliseconds in args.trips:
+        for kind in args.kinds:
             for name, tree in trees.items():
                 console.log(f"{kind} rounds, {milliseconds:g} ms there and back, {name}")
                 seconds = job(tree, milliseconds, kind, args)
@@ -85,7 +97,7 @@ def show(records: Sequence[dict[str, Any]], names: Sequence[str], args: Any, con
         table.add_column(heading, justify="right")
     found = {(r["kind"], r["trip_ms"], r["tree"]): statistics.median(r["seconds"]) for r in records}
     shortest = min(args.trips)
-    for kind in KINDS:
+    for kind in args.kinds:
         for trip in args.trips:
             cells = []
             for name in names:
@@ -108,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print; see the top of the file."""
     parser = parser_of(__doc__)
     parser.add_argument("--before", metavar="COMMIT", help="run this one too")
+    parser.add_argument("--kinds", nargs="+", default=["plain", "full"], choices=KINDS, help="of rounds")
     parser.add_argument("--trips", type=float, nargs="+", default=[1.0, 50.0, 300.0], help="milliseconds")
     parser.add_argument("--rounds", type=int, default=6, help="of each job")
     parser.add_argument("--ranks", type=int, default=3, help="the server and its workers")

@@ -18,6 +18,7 @@ from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, FedtorchError, PolicyError, error_of_code
 from fedtorch.core.version import PACKAGE
 from fedtorch.lifecycle.asked_run import asked_of
+from fedtorch.lifecycle.parties import parties_of
 from fedtorch.lifecycle.policy_refusal import VARIABLE as REFUSES
 from fedtorch.setup.code import codes_of
 from fedtorch.trust.members import read_members
@@ -130,9 +131,11 @@ class Site:
         Decisions(config.folder).judged(self.lines)
         names = tuple(config.system.pinned)
         clients = tuple(name for name in names if config.system.pinned[name] == rank)
-        side = Side(read_members(Path(config.trust.members)).federation, party, rank, clients, names)
+        members = read_members(Path(config.trust.members))
+        public = tuple((other, members.by_name[n].key.hex()) for other, n in parties_of(config, members).items())
+        side = Side(members.federation, party, rank, clients, names, public)
         about = {"side": asdict(side), "asked": asdict(self.asked), "folder": str(config.folder.absolute())}
-        begun = self.gate.ask({"ask": "begin", **about})
+        begun = self.gate.ask({"ask": "begin", "is_new": self.resume == "never", **about})
         if not (self.is_refused or begun["is_refused"]):
             return self.environ
         print("the policy refuses this run; the others are told so once they are there", flush=True)

@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 # Before torch starts: one thread per rank (two ranks' threads on shared cores are 20 times slower), no network.
 # LOCAL_SIZE: without it DeepSpeed on a CPU starts a process at every step to count the devices.
@@ -26,6 +26,7 @@ from accounts import begin, end, exactly, remember
 from processes import Guard, starts_processes
 from schedule import FIRST, trains_federations, unit_of
 from slow import is_slow, stale
+from workers import pytest_addoption, pytest_runtestloop  # noqa: F401
 
 hypothesis.settings.register_profile("busy", deadline=None)  # a slow machine is no failure
 hypothesis.settings.load_profile("busy")
@@ -78,18 +79,6 @@ def pytest_runtest_teardown() -> Iterator[None]:
     return (yield)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers (`-n`) one of them runs all tests of a unit, one after the other."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class InUnits(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return unit_of(nodeid)
-
-    return InUnits(config, log)
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
@@ -106,11 +95,12 @@ def _no_sync() -> Iterator[None]:
 @contextmanager
 def _environment() -> Iterator[None]:
     """Whoever builds a DeepSpeed engine sets LOCAL_RANK, and accelerate would look for the other ranks."""
-    before = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    before = {**os.environ}
     yield
-    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+    after = {**os.environ}
+    for name in after.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
         del os.environ[name]
-    os.environ.update(before)
+    os.environ.update(before.items() - after.items() - {("PYTEST_CURRENT_TEST", before.get("PYTEST_CURRENT_TEST"))})
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -142,8 +132,8 @@ def exact_accounts() -> Iterator[None]:
         yield
 
 
-_seen: dict[str, ModuleType] = {}
-"""Modules that were looked at after an earlier test, and that no test wrote: thousands, so not once more each time."""
+_newest: list[ModuleType] = [sys]
+"""The module that was imported last when a test ended: those before it, thousands, are not looked at each time."""
 
 
 @pytest.fixture(autouse=True)
@@ -151,12 +141,11 @@ def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A module that a test wrote into its folder is forgotten after it: others write one of the same name."""
     yield
     made = str(tmp_path_factory.getbasetemp())
-    for name, module in [item for item in sys.modules.items() if _seen.get(item[0]) is not item[1]]:
+    for name, module in list(takewhile(lambda item: item[1] is not _newest[0], reversed(sys.modules.items()))):
         file = getattr(module, "__file__", None)
         if file and os.path.abspath(file).startswith(made):
             del sys.modules[name]
-        else:
-            _seen[name] = module
+    _newest[0] = next(reversed(sys.modules.values()))
 
 
 @pytest.fixture(scope="session")

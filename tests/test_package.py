@@ -12,11 +12,11 @@ import zipfile
 from collections.abc import Iterator
 from email import message_from_string
 from email.message import Message
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from sources import FILES, LAUNCHERS, offenders, tree
 
 import fedtorch
 from fedtorch.metrics.generation import LIBRARIES
@@ -94,13 +94,6 @@ def metadata(wheel: Path) -> Message:
     return message_from_string(path.read_text())
 
 
-@cache
-def trees() -> dict[Path, ast.Module]:
-    """Every source file, parsed."""
-    paths = [*(ROOT / "fedtorch").rglob("*.py"), *(ROOT / "launchers").glob("*.py")]
-    return {path: ast.parse(path.read_text()) for path in paths}
-
-
 def files(folder: Path, *patterns: str) -> set[str]:
     return {path.relative_to(folder).as_posix() for pattern in patterns for path in folder.rglob(pattern)}
 
@@ -175,17 +168,21 @@ def test_an_extra_holds_what_is_asked_for_in_its_name(wheel: Path) -> None:
     assert not always & set(OPTIONAL.values())
 
 
-@pytest.mark.parametrize("name", sorted(OPTIONAL))
-def test_an_optional_package_is_imported_where_it_is_used(name: str) -> None:
-    for path, tree in trees().items():
-        loaded = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        assert not re.search(rf"\b(import|from) {name}\b", "\n".join(map(ast.unparse, loaded))), path
+def test_an_optional_package_is_imported_where_it_is_used() -> None:
+    wanted = re.compile(rf"\b(?:import|from) ({'|'.join(OPTIONAL)})\b")
+
+    def loaded(path: Path) -> list[str]:
+        imports = (node for node in tree(path).body if isinstance(node, ast.Import | ast.ImportFrom))
+        return wanted.findall("\n".join(map(ast.unparse, imports)))
+
+    assert offenders([*FILES, *LAUNCHERS], loaded) == {}
+    assert wanted.findall("import torch, numpy\nfrom peft import x\nimport scipy.stats") == ["peft", "scipy"]
 
 
 def _asked() -> Iterator[tuple[str, str]]:
     """(package, extra) of every call of `require`; a package that is no literal stands for the metrics' ones."""
-    for tree in trees().values():
-        for node in ast.walk(tree):
+    for path in [*FILES, *LAUNCHERS]:
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require":
                 (extra,) = (word.value.value for word in node.keywords if word.arg == "extra")  # type: ignore[attr-defined]
                 for argument in node.args[1:]:

@@ -405,3 +405,20 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
         ):
             node.body = body[1:] or [ast.Pass()]  # type: ignore[attr-defined]
     return tree
+
+
+STAMPS = {"event_file.py", "mlflow.py", "status_table.py", "tensorboard.py", "tracker.py", "train.py", "unheard.py"}
+STAMPS |= {"parties.py", "decisions.py", "gate.py"}
+"""Of an event, a file's last change, what a process that is gone has promised, the last day of a membership, or the
+hours in which a policy lets something out."""
+
+
+def test_nothing_waits_by_the_clock_of_the_day() -> None:
+    found = {
+        path.name
+        for path in [*FILES, *LAUNCHERS]
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute)
+        and (ast.unparse(node) in ("time.time", "time.time_ns") or node.attr in ("now", "utcnow", "today"))
+    }
+    assert found == STAMPS

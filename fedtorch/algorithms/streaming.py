@@ -33,8 +33,9 @@ class StreamingDiLoCo(FedAvg):
     """DiLoCo whose replicas go on with weights of their own, and exchange one of P fragments in each round.
 
     Round r exchanges fragment p = r mod P, so with H = P · `client.steps` each is exchanged once in H steps. A replica
-    sends θ[p] − θ_i[p] as it is `delay` steps before the round's end and trains on; the server steps θ[p] alone; and
-    at the end of the round θ_i[p] ← (1 − mixing) θ[p] + mixing θ_i[p]. Evaluated is θ.
+    sends θ[p] − θ_i[p] as it is `delay` steps before the round's end and trains on, while that travels where the scale
+    of the sum is known (`system.sum_scale: previous`); the server steps θ[p] alone; and at the end of the round
+    θ_i[p] ← (1 − mixing) θ[p] + mixing θ_i[p]. Evaluated is θ.
     """
 
     weights: Literal["size", "equal", "declared", "loss_reduction", "lorar"] = "equal"
@@ -86,28 +87,39 @@ class StreamingDiLoCo(FedAvg):
         start = self._mixed(job, layout, received)
         if not self.delay:
             curve = job.train(start, before_step=self.correction(job))
-            sent = job.engine.on_cpu()
+            self._send(job, job.engine.on_cpu())
         else:
-            sent = layout.empty()
-            curve = self._train_on(job, start, sent, steps - self.delay)
-        places = self.places("sent", layout, job.client.name, job.round)
-        if places is None:
-            job.send_difference(received, sent)
-        else:
-            job.send("weights", places.spread(places.take(received) - places.take(sent)))
+            curve = self._train_on(job, start, layout.empty(), steps - self.delay)
         job.state.tensors[OWN], job.state.numbers[SINCE] = job.engine.snapshot(), job.round
         return self.report(job, curve)
 
+    def _send(self, job: ClientJob, trained: Tensor) -> None:
+        """Send the round's fragment of `trained`."""
+        received, places = job.received["weights"], self.places("sent", job.engine.shared, job.client.name, job.round)
+        if places is None:
+            job.send_difference(received, trained)
+        else:
+            job.send("weights", places.spread(places.take(received) - places.take(trained)))
+
     def _train_on(self, job: ClientJob, start: Tensor, sent: Tensor, leaves: int) -> LossCurve:
-        """Train; `sent` is filled with the weights after `leaves` steps."""
+        """Train; after `leaves` steps, or where a saved training goes on after them, send and hand over.
+
+        sent: becomes the weights as they are then, shape (layout.size,); a save has them.
+        """
 
         def on_step(n: int) -> None:
             if n == leaves:
                 job.engine.snapshot(sent)
+            if n >= leaves and job.outgoing.missing:
+                self._send(job, sent)
+                job.hand_over(self.report(job, LossCurve()))
             job.on_step(n)
 
         before_step = self.correction(job)
-        return replace(job, on_step=on_step).train(start, before_step=before_step, held={"sent": sent})
+        curve = replace(job, on_step=on_step).train(start, before_step=before_step, held={"sent": sent})
+        if job.outgoing.missing:  # the last step was saved, and none was left
+            self._send(job, sent)
+        return curve
 
     def _mixed(self, job: ClientJob, layout: Layout, received: Tensor) -> Tensor:
         """The weights that the replica goes on from: its own, with all that was exchanged since mixed in once."""

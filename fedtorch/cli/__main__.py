@@ -47,7 +47,7 @@ COMMANDS = {
     "keys new": Command("fedtorch.trust.new_key", "make the pair of keys by which a party of a federation is known"),
     "digest": Command("fedtorch.setup.digest", "sha256 of the code that a run executes, as a policy names it"),
     "gate": Command("fedtorch.lifecycle.gate", "hold a silo's key and sign what its policy lets out; `join` starts it"),
-    "verify": Command("fedtorch.trust.verify", "look again at what a party has of a run: signatures, chain, sums"),
+    "verify": Command("launchers.verify", "look again at what a party has of a run: signatures, chain, sums"),
     "report": Command("fedtorch.report.__main__", "tables and plots of finished runs"),
     "export": Command("fedtorch.lifecycle.export", "write the model of a run, or of one of its clients, to a folder"),
     "rebuild": Command("fedtorch.lifecycle.rebuild", "write the model of any round, from base and recorded sums alone"),

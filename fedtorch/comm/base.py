@@ -100,7 +100,7 @@ class Communicator(ABC):
     gpus: Mapping[int, Mapping[str, str]] = {}
     """On the server of several ranks, after `preflight`: rank -> name and versions of its GPU, where it has one."""
     witness: Witness | None = None
-    """Where silos check the server's sums: what this party needs for that; after `begin_checks`."""
+    """Where parties sign what they send: what this one needs for that; after `begin_checks`."""
     sworn: tuple[Signed, ...] = ()
     """What parties have sworn to where they last did, with their signatures."""
     masking: Masking | None = None
@@ -134,8 +134,11 @@ class Communicator(ABC):
         """Do they, so that they can swear to what they have?"""
         return bool(self.party)
 
-    def begin_checks(self) -> None:
-        """After `preflight`: let silos check sums from now on, with a key that all of them have but the server.
+    def begin_checks(self, **kinds: bool) -> None:
+        """After `preflight`: from now on parties sign what they send.
+
+        kinds: `has_records`, do silos check rounds, and `has_tags`, and their sums, by a key that all of them have but
+        the server; both are true where they are not given.
 
         Raises:
             ValueError: this rank is no party with a key of its own.
@@ -223,9 +226,12 @@ class Communicator(ABC):
         """
 
     def missing(self) -> Sequence[int]:
-        """Other ranks that have ended, or have been silent for too long; for who waits without a meeting, now and then.
+        """Other ranks that have ended, or were silent for too long; for who waits without a meeting, now and then.
 
-        A meeting would find the same; nothing follows from it here.
+        Where the run goes on without them: nothing follows from it before the next meeting.
+
+        Raises:
+            DeadlineError, TrustError: as a meeting would, where the run does not go on without them.
         """
         return ()
 
@@ -270,7 +276,7 @@ class Communicator(ABC):
         exponent: on the server, of the scale of the round's sum, None: it is not known; ignored elsewhere. expected:
         rank -> clients whose updates may come from it; the same on all ranks.
         The sum that comes of it counts in the `open_updates` of the same round where it is what is asked for there.
-        From here to `Early.finish` no rank calls anything but `heartbeat`, `barrier` and what `events` has.
+        From here to `Early.finish` no rank calls anything but `heartbeat`, meetings and what `events` has.
         """
         return None
 

@@ -211,8 +211,7 @@ class DistributedCommunicator(Communicator):
         sequence, num_clients = self._rendezvous.next, len(self.names)
         mine = mail.Mail(self.meter, self.rank, round=round, sequence=sequence, num_clients=num_clients)
         self._agreed = "" if vector is None else self._next_broadcast(vector)
-        found: list[tuple[int, Packet]] = []
-        gathered: list[Packet] = []
+        found, gathered = list[tuple[int, Packet]](), list[Packet]()
         sworn = self._transcript.oath(f"{phase}/{sequence}", oath) if self._transcript and oath else None
 
         def on_server(came: Mapping[int, bytes]) -> bytes:
@@ -240,10 +239,10 @@ class DistributedCommunicator(Communicator):
         """As the base class says."""
         return self._transcript.party if self._transcript else ""
 
-    def begin_checks(self) -> None:
+    def begin_checks(self, **kinds: bool) -> None:
         """Draw the key of the silos, as the base class says."""
         if self._transcript is not None and self.witness is None:
-            self.witness = self._transcript.witness(self._rendezvous, self.lost)
+            self.witness = self._transcript.witness(self._rendezvous, self.lost, **kinds)
 
     def refuse(self, told: str, code: int) -> None:
         """As the base class says."""
@@ -255,7 +254,7 @@ class DistributedCommunicator(Communicator):
 
     def missing(self) -> list[int]:
         """Look at the others' heartbeats."""
-        return self._liveness.missing(self._liveness.others)
+        return self._liveness.spared(self._recovers)
 
     def commit_collective(self, is_done: bool, *, phase: str, round: int) -> bool:
         """Find out who is lost; DeadlineError if collectives fail again and again: the network is at fault."""

@@ -283,6 +283,11 @@ class Config:
         return self.paradigm in ("federated", "stats")
 
     @property
+    def has_tags(self) -> bool:
+        """Do silos check sums, by tags that must say nothing of a sum before the server's noise?"""
+        return self.trust.verify is not None and self.privacy.kind != "client"
+
+    @property
     def counts_privately(self) -> bool:
         """Is it a run that counts rows, with noise?"""
         return self.paradigm == "stats" and self.stats.privacy is not None

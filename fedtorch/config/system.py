@@ -106,8 +106,8 @@ class SystemConfig:
     whatever stands here."""
     exchange: Literal["auto", "reduce", "send"] = "auto"
     """How updates are summed: as one sum per rank, or sent one by one; same result, auto: the one with fewer bytes.
-    With `sum_scale: previous` updates travel while other clients train: with auto where at most four ranks beside the
-    server have clients, with send always, with reduce never."""
+    With `sum_scale: previous` updates travel while other clients train, or their own does: with auto where at most four
+    ranks beside the server have clients, with send always, with reduce never."""
     shared_memory: Literal["auto", "never"] = "auto"
     """auto: ranks of one machine (Linux) exchange weights and updates through memory that they share, and between
     machines one rank of each talks: a broadcast reaches a machine once, one sum leaves it. Where all ranks are on one

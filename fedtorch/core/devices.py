@@ -66,8 +66,7 @@ def own(choice: str, *, server_serves: bool = False, key: str = "system.device")
     """The device of this rank, which becomes the present one: GPU LOCAL_RANK modulo their number, or the CPU.
 
     choice: one of `CHOICES`; `auto` is the kind of which torch finds a GPU. server_serves: the server computes nothing;
-    where its machine has more ranks than GPUs it takes the CPU then, and the others have the GPUs from the first one
-    on. key: where the choice stands.
+    where its machine has more ranks than GPUs it takes the CPU then, the others all GPUs. key: where the choice stands.
 
     Raises:
         ConfigError: it is to be a GPU, and torch finds none, or has no kernels for it; or this machine of several has
@@ -89,9 +88,14 @@ def own(choice: str, *, server_serves: bool = False, key: str = "system.device")
             raise ConfigError(f"{key} is {choice} but {why}; set it to auto or cpu, or install such a build")
         _say_wasted(why)
         return CPU
-    if device.type != kinds.MPS.name:  # of which there is one
-        _module(device).set_device(device)  # libraries that name no device mean the present one
+    make_present(device)
     return device
+
+
+def make_present(device: torch.device) -> None:
+    """Let libraries that name no device mean this one, in the thread that calls it."""
+    if device.type not in (CPU.type, kinds.MPS.name):  # Apple's is the only one
+        _module(device).set_device(device)
 
 
 def spares_server(server_serves: bool) -> bool:

@@ -227,7 +227,7 @@ def tag_sums(numbers: npt.NDArray[np.int64], words: npt.NDArray[np.uint64]) -> i
         raise ValueError(f"{sizes} have no tag; expected as many of both, at most {_TAGGED}")
     if (lib := library()) is not None and is_readable(numbers) and is_readable(words):
         found = ctypes.c_uint64()
-        lib.fedtorch_tag(numbers.ctypes.data, words.ctypes.data, len(numbers), ctypes.addressof(found))
+        lib.fedtorch_tag(_start(numbers), _start(words), len(numbers), ctypes.addressof(found))
         return found.value
     half, low = np.uint64(32), np.uint64((1 << 32) - 1)
     size, kept = np.abs(numbers).view(np.uint64), words & np.uint64(P)

@@ -140,11 +140,11 @@ class Mechanism:
         """On the server: the accepted updates as one vector; otherwise: the algorithm's own way to make it."""
         return otherwise(updates)
 
-    def step_of(self, sums: Tensor, exponent: int, count: int, dtype: Any) -> Tensor:
-        """Return what `combine` makes of a sum, where all it needs is the sum of whole numbers; the same bits.
+    def step_of(self, sums: Tensor, exponent: int, clients: Sequence[str], dtype: Any) -> Tensor:
+        """Return what `combine` and `release` make of a sum, where all they need is the sum of whole numbers.
 
-        sums: whole numbers at the scale 2^exponent, float64, flat; overwritten. count: of the accepted updates.
-        dtype: of the updates.
+        The bits are the same. sums: whole numbers at the scale 2^exponent, float64, flat; overwritten. clients: whose
+        updates were accepted. dtype: of the weights.
         """
         found: Tensor = sums.mul_(math.ldexp(1.0, -exponent)).to(dtype)
         return found.add_(0.0)  # never −0.0

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from fedtorch.core import state_keys as keys
+from fedtorch.core.fused_add import add_multiple
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
@@ -83,8 +84,11 @@ class ServerOptimizer:
             if rule.momentum:
                 buffer = server.tensors.setdefault(keys.MOMENTUM, torch.zeros_like(weights))
                 buffer.mul_(rule.momentum).add_(grad)
-                grad = grad.add_(buffer, alpha=rule.momentum) if rule.nesterov else buffer  # no further vector
-            weights.sub_(grad, alpha=self._lr)
+                if rule.nesterov:  # no further vector
+                    add_multiple(grad, buffer, rule.momentum)
+                else:
+                    grad = buffer
+            add_multiple(weights, grad, -self._lr)
             return
         steps = int(server.numbers.get(keys.SERVER_STEPS, 0)) + 1
         server.numbers[keys.SERVER_STEPS] = steps
@@ -108,12 +112,12 @@ class ServerOptimizer:
         first = server.tensors.setdefault(keys.FIRST_MOMENT, torch.zeros_like(weights))
         start = 0.0 if rule.bias_correction else rule.tau**2
         second = server.tensors.setdefault(keys.SECOND_MOMENT, torch.full_like(weights, start))
-        first.mul_(self._beta1).add_(grad, alpha=self._beta1 - 1)
+        add_multiple(first.mul_(self._beta1), grad, self._beta1 - 1)
         square = grad.square_()
         if rule.optimizer == "adam":
-            second.mul_(rule.beta2).add_(square, alpha=1 - rule.beta2)
+            add_multiple(second.mul_(rule.beta2), square, 1 - rule.beta2)
         elif rule.optimizer == "yogi":
-            second.sub_(square * torch.sign(second - square), alpha=1 - rule.beta2)
+            add_multiple(second, square * torch.sign(second - square), rule.beta2 - 1)
         elif rule.optimizer == "adagrad":
             second.add_(square)
         else:

@@ -63,7 +63,32 @@ class Answers:
         if asked == "update" and self.gate is not None and question["dtype"] in _DTYPES:
             vector = np.frombuffer(beside, dtype=question["dtype"])
             return {"root": self.gate.pass_update(str(question["client"]), int(question["round"]), vector)}
+        if self.gate is not None and (found := self._of_part(self.gate, question, beside)) is not None:
+            return found
         raise PolicyError(f"the gate does not answer {str(asked)[:20]!r} now")
+
+    def _of_part(self, gate: Gate, question: dict[str, Any], beside: memoryview) -> dict[str, Any] | None:
+        """Answer a question about what leaves of updates; None: it is no such question."""
+        asked, masked = question.get("ask"), gate.masked
+        if asked == "part":
+            terms = [(str(client), float.fromhex(weight)) for client, weight in question["terms"]]
+            gate.begin_part(str(question["way"]), int(question["round"]), terms, int(question["exponent"]))
+        elif asked == "window" and gate.part is not None:
+            found = gate.part.window(int(question["count"]), int(question["place"]))
+            if len(beside):
+                beside[:] = found.view(np.uint8).data
+        elif asked == "finish":
+            sent, salt = gate.finish_part()
+            return {"sent": sent, "salt": salt.hex()}
+        elif asked == "masks":
+            gate.begin_masks(question["terms"])
+        elif asked == "step" and masked is not None:
+            return masked.do(str(question["step"]), question["about"])
+        elif asked == "tags" and masked is not None:
+            beside[:] = masked.mask_tags(np.frombuffer(beside, np.uint64).copy()).view(np.uint8).data
+        else:
+            return None
+        return {}
 
     def _who(self) -> dict[str, Any]:
         assert self.key is not None
@@ -76,7 +101,7 @@ class Answers:
         decisions = Decisions(Path(question["folder"]))
         self.gate = Gate(self.key, self.policy, side, asked, decisions, in_mail)
         with suppress(PolicyError):  # `join` says so; from now on the gate signs a refusal and nothing else
-            self.gate.begin()
+            self.gate.begin(is_new=bool(question["is_new"]))
         return {"is_refused": self.gate.is_closed}
 
 

@@ -61,7 +61,7 @@ def keep_answers(config: Config, comm: Communicator, masking: Masking | None, *,
     Raises:
         CheckpointError: the file cannot be read.
     """
-    if masking is None or not comm.party or comm.is_server or config.privacy.kind != "none":
+    if masking is None or not comm.party or comm.is_server or config.privacy.kind == "client":
         return
     path = config.folder / FOLDER / comm.party / "answers.jsonl"
     if is_new:

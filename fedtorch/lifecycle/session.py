@@ -224,8 +224,8 @@ class Session:
         if comm.has_ended:
             catch_up(runs, comm, self.stop)
             return
-        if runs[0].config.trust.verify is not None:
-            comm.begin_checks()
+        if (trust := runs[0].config.trust).members is not None:
+            comm.begin_checks(has_records=trust.verify is not None, has_tags=runs[0].config.has_tags)
         first, *others = runs
         tracker, result = self._run(runs, 0, comm, resume)
         for at, built in enumerate(others, start=1):

@@ -14,7 +14,9 @@ from torch.utils._pytree import tree_map
 
 from fedtorch.planning.step_time import largest_client
 from fedtorch.setup.build import BuiltRun
+from fedtorch.setup.engine import is_shared_out
 from fedtorch.train.activations import Kept, counted
+from fedtorch.train.precision import DTYPES
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ def activation_bytes(built: BuiltRun) -> int | None:
     kept, was_training = Kept(), module.training
     try:
         examples = task.load(largest_client(built).name, "train")[: hp.batch_size]
-        with torch.random.fork_rng([]), _shapes_of(module) as (mode, weights):
+        with torch.random.fork_rng([]), _shapes_of(module, _low(built)) as (mode, weights):
             if task.refers_to:
                 examples = _with_references(built, examples)
             with unset_fake_temporarily():
@@ -56,15 +58,28 @@ def _with_references(built: BuiltRun, examples: Sequence[Any]) -> Sequence[Any]:
         return built.training.with_reference(examples, torch.zeros(found.shape))
 
 
+def _low(built: BuiltRun) -> torch.dtype | None:
+    """16 bits in which an engine has a pass's parameters by itself; None: autocast makes copies, or there are none.
+
+    FSDP lets go of gathered ones between the passes, so they are not kept for the backward pass.
+    """
+    settings, ranks = built.config.engine, max(built.topology.sizes, default=1)
+    has_own = settings.kind == "deepspeed" or is_shared_out(settings, ranks)
+    return DTYPES.get(settings.precision) if has_own else None
+
+
 @contextmanager
-def _shapes_of(module: nn.Module) -> Iterator[tuple[FakeTensorMode, list[Tensor]]]:
+def _shapes_of(module: nn.Module, low: torch.dtype | None = None) -> Iterator[tuple[FakeTensorMode, list[Tensor]]]:
     """In here the module's parameters have shapes on the CPU and no numbers, whether or not they had some before.
 
     Gives torch's mode for such tensors, which is on, and all weights of the module: parameters and buffers.
+    low: number format of its parameters; None: their own.
     """
     held = [(part, name, own) for part in module.modules() for name, own in part._parameters.items() if own is not None]
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fakes = {id(own): nn.Parameter(torch.empty_like(own, device="cpu"), own.requires_grad) for *_, own in held}
+        rooms = {id(own): torch.empty_like(own, device="cpu") for *_, own in held}
+        rooms = {key: room.to(low) if low and room.is_floating_point() else room for key, room in rooms.items()}
+        fakes = {id(own): nn.Parameter(rooms[id(own)], own.requires_grad) for *_, own in held}
         buffers = [each for buffer in module.buffers() for each in (buffer, mode.from_tensor(buffer))]
         try:
             for part, name, own in held:

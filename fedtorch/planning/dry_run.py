@@ -155,7 +155,8 @@ def _memory(built: BuiltRun) -> str:
         base, packed = base_bytes(engine.module, engine.fixed), packed_bytes(engine.module)
         rows.insert(0, ("base" if not packed else f"base (of which {packed / 2**20:,.0f} MiB in few bits)", base))
     if (precision := config.engine.precision) in DTYPES:  # autocast's copies, until the backward pass
-        rows.append((f"weights in {precision}", 2 * Size.of(engine.module).numbers))
+        wide = sum(parameter.numel() for parameter in engine.module.parameters() if parameter.is_floating_point())
+        rows.append((f"weights in {precision}", 2 * wide))
     rows += [("updates", exchange), ("server only", server)]
     if config.engine.kind != "torch":  # the present weights, gradients and optimiser are in its own table
         rows = [("initial weights", total * width), ("updates", exchange), ("server only", server)]
@@ -171,16 +172,33 @@ def _memory(built: BuiltRun) -> str:
 
 def _while_built(built: BuiltRun) -> str:
     """The host's memory until every rank has its part of the model."""
-    module, ranks = built.engine.module, min(built.topology.sizes, default=1)
-    whole = sum(parameter.nbytes for parameter in module.parameters()) / 2**20
-    said = f"while the model is built: {whole:,.0f} MiB of the host's memory for"
-    if built.engine.fixed or not is_shared_out(built.config.engine, ranks):
-        return f"{said} each rank of a machine"
-    part = whole / ranks + 4 * Size.of(module).largest / 2**20
+    whole, rank = (f"{size / 2**20:,.0f} MiB" for size in (_whole_bytes(built), built_bytes(built)))
+    if _has_whole(built):
+        return f"while the model is built: {whole} of the host's memory for each rank of a machine"
     return (
-        f"{said} the server, as much again for what all ranks of its machine read, and at most {part:,.0f} MiB for "
-        f"each of them; {whole:,.0f} MiB more for each rank of another machine"
+        f"while the model is built: {whole} of the host's memory for the server, as much again for what all ranks of "
+        f"its machine read, and at most {rank} for each of them; {whole} more for each rank of another machine"
     )
+
+
+def built_bytes(built: BuiltRun) -> float:
+    """Bytes of the host's memory that a rank on the server's machine has for itself while its model is built.
+
+    All of the model, or its part of it and the largest layer.
+    """
+    if _has_whole(built):
+        return _whole_bytes(built)
+    ranks = min(built.topology.sizes, default=1)
+    return _whole_bytes(built) / ranks + 4 * Size.of(built.engine.module).largest
+
+
+def _whole_bytes(built: BuiltRun) -> int:
+    return sum(parameter.nbytes for parameter in built.engine.module.parameters())
+
+
+def _has_whole(built: BuiltRun) -> bool:
+    """Is a whole model built on every rank?"""
+    return bool(built.engine.fixed) or not is_shared_out(built.config.engine, min(built.topology.sizes, default=1))
 
 
 def _on_devices(built: BuiltRun) -> str:

@@ -204,7 +204,7 @@ class CountsLevel(Mechanism):
     def combine(self, updates: Any, otherwise: Callable[[Any], Tensor]) -> Tensor:
         """Sum of all numbers, exact."""
         total = exact_sum(updates, EXPONENT, self._limit, self.masking)
-        return self.step_of(total, EXPONENT, len(updates.reports), updates.sum_dtype)
+        return self.step_of(total, EXPONENT, [r.client for r in updates.reports], updates.sum_dtype)
 
     def settled(self, round: int) -> Collection[str] | None:
         """Return what became of the round; None: nothing yet."""

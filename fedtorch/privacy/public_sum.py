@@ -140,11 +140,11 @@ class PublicSum(Mechanism):
         if not self._is_mean:
             return otherwise(updates)
         total = exact_sum(updates, self.exponent, self.clip, self.masking)
-        return self.step_of(total, self.exponent, len(updates.reports), updates.sum_dtype)
+        return self.step_of(total, self.exponent, [r.client for r in updates.reports], updates.sum_dtype)
 
-    def step_of(self, sums: Tensor, exponent: int, count: int, dtype: Any) -> Tensor:
+    def step_of(self, sums: Tensor, exponent: int, clients: Sequence[str], dtype: Any) -> Tensor:
         """Return the mean."""
-        found: Tensor = sums.mul_(math.ldexp(1.0, -exponent) / max(1, count)).to(dtype)
+        found: Tensor = sums.mul_(math.ldexp(1.0, -exponent) / max(1, len(clients))).to(dtype)
         return found
 
     def settled(self, round: int) -> Collection[str] | None:

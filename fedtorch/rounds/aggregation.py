@@ -111,6 +111,8 @@ def exchange(
     counts the first time alone and is taken out.
     """
     refused: dict[str, str] = {}
+    if any(context.client_of(report.client) in context.members.lost for each in decided for report in each.accepted):
+        decided.clear()  # its worker was lost since
     if context.comm.is_server:
         reports = with_lost(context, reports, cohort)
         refused = _known(context, reports, cohort)
@@ -155,7 +157,7 @@ def _combine(context: RoundContext, decision: Decision) -> None:
             if (packing := context.packing) is not None:
                 opened = PackedUpdates(updates, context.updates, packing.unpack, packing.layout)
             rules = context.algorithm, context.weighing, context.server
-            looks = context.comm.witness is None  # else there are no single updates to measure anything of
+            looks = context.config.trust.verify is None  # else there are no single updates to measure anything of
             decision.combined = context.mechanism.combine(
                 opened, lambda updates: _combined(*rules, updates, decision, looks=looks)
             )
@@ -222,7 +224,8 @@ def apply_verdict(context: RoundContext, decision: Decision) -> None:
         for report, reason in () if context.mechanism.hides_clients else decision.refused:
             client = context.client_of(report.client)
             log.warning("round %d: client %s is left out: %s", context.round + 1, client, reason)
-        context.server.numbers[VOID_ROUNDS] = decision.void_rounds
+        if decision.verdict == "ok":  # else this round is done again
+            context.server.numbers[VOID_ROUNDS] = decision.void_rounds
         if decision.void_rounds:
             log.warning(
                 "round %d: %d usable updates, clients.min is %s: the server takes no step",

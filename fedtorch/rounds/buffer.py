@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fedtorch.comm.sums.early import Early
 from fedtorch.config.schema import ClientsConfig
 from fedtorch.core.client import Client
 from fedtorch.core.errors import ConfigError, DataError, UpdateError
+from fedtorch.core.places import Places
 from fedtorch.core.update import Report
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.membership import Stopped
@@ -82,7 +84,7 @@ class Closing:
 
 
 class Buffer:
-    """One rank's side of the buffer of a round; called by all ranks alike, but for `put`.
+    """One rank's side of the buffer of a round; called by all ranks alike, but for `put` and `take_back`.
 
     Nothing travels before the meeting that follows the training where the scale is not known before the round.
     """
@@ -92,6 +94,7 @@ class Buffer:
         self.closing = Closing(context.config.clients, context.comm.events)
         """when it closes"""
         self._early: Early | None = None
+        self._put: set[str] = set()
 
     def begin(self, drawn: Sequence[tuple[Client, int]], placed: Mapping[str, int]) -> None:
         """A round's training begins. drawn: by the names that updates have. placed: of these names -> worker."""
@@ -105,36 +108,57 @@ class Buffer:
     def open(self, expected: Mapping[int, Collection[str]]) -> None:
         """As `begin`. expected: rank -> names of the updates that may come from it."""
         context, scale = self._context, self._context.scale
-        names = (name for own in expected.values() for name in own)
-        if scale is None or any(context.updates.places(name) is not None for name in names):
+        self._put = set()
+        names = {name for own in expected.values() for name in own}
+        if scale is None or len({_digest(context.updates.places(name)) for name in names}) != 1:
             return
-        self._early = context.members.retry_on_loss(
-            "early",
-            lambda: context.comm.begin_early(context.updates, scale.exponent, round=context.round, expected=expected),
-        )
+        about = context.updates, scale.exponent
+        self._early = context.comm.begin_early(*about, round=context.round, expected=expected)
+
+    @property
+    def is_under_way(self) -> bool:
+        """May an update travel as soon as it is `put`?"""
+        return self._early is not None
 
     def put(self, report: Report, draws: int = 1) -> None:
-        """A client of this rank is done, or was before the round; report: by the name that its update has."""
-        context = self._context
-        if self._early is None or not report.is_ok or report.client not in context.updates:
+        """A client's update is there, if it has one; nothing the second time. report: by the name of the update."""
+        context, name = self._context, report.client
+        if self._early is None or name in self._put or not report.is_ok or name not in context.updates:
             return
         (weight,) = context.weighing.own([replace(report, draws=draws)])
+        self._put.add(name)
         if weight:
-            self._early.put(report.client, weight)
+            self._early.put(name, weight)
+
+    def take_back(self, name: str) -> None:
+        """The client failed; if its update travels already, the round is summed anew."""
+        if self._early is not None and name in self._put:
+            self._early.void()
+        self._context.updates.clear([name])
 
     def close(self) -> None:
-        """The round's training is over; afterwards nothing is on its way any more."""
-        context, early = self._context, self._early
-        if early is None:
-            return
-        self._early = None
-        early.close(lambda: context.comm.heartbeat(phase="sums", round=context.round))
+        """The round's training is over: elsewhere than on the server, wait until everything is sent."""
+        context = self._context
+        if self._early is not None:
+            self._early.close(lambda: context.comm.heartbeat(phase="sums", round=context.round))
+
+    @contextmanager
+    def finished(self) -> Iterator[None]:
+        """Within it all ranks meet; afterwards nothing is on its way any more."""
+        early, self._early = self._early, None
         try:
-            context.members.barrier("sums")
+            yield
         except Stopped:
-            early.finish()
+            if early is not None:
+                early.finish()
             raise
-        context.members.retry_on_loss("sums", early.finish)
+        if early is not None:
+            self._context.members.retry_on_loss("sums", early.finish)
+
+
+def _digest(places: Places | None) -> str:
+    """Equal exactly where the same numbers travel."""
+    return "" if places is None else places.digest
 
 
 def late_in(where: str) -> Mapping[int, set[str]]:

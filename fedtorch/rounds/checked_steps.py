@@ -84,7 +84,7 @@ class CheckedSteps(Steps, ABC):
         self.chain.receipts.add(signed)
         self._delivered = [report.client for report in reports if report.is_ok]
         self.witness.last, draws = None, {client.name: count for client, count in cohort}
-        if self.context.mechanism.public_exponent is None:
+        if self.context.mechanism.public_exponent is None and self.witness.has_tags:
             own = {r.client: (self._weight(r, draws.get(r.client, 1)), r.max_abs) for r in reports if r.is_ok}
             self.witness.own = {client: [number.hex() for number in numbers] for client, numbers in own.items()}
 
@@ -99,7 +99,7 @@ class CheckedSteps(Steps, ABC):
             TrustError: on a silo, what the server tells cannot be.
         """
         context, exchanged = self.context, self.witness.last
-        told, sums = list[Signed](), self._room()
+        told, sums = list[Signed](), None if context.comm.is_server else self._room()
         if context.comm.is_server:
             assert grad is not None and exchanged is not None
             self._before(exchanged)
@@ -117,7 +117,7 @@ class CheckedSteps(Steps, ABC):
             self._answer(told[-1])
         else:
             self._check_round(told, exchanged, sums)
-            if left_out := sorted({*self._delivered} - {*told[-1].about["accepted"]}):
+            if left_out := sorted({*self._delivered} - {*told[-1].about.get("accepted", self._delivered)}):
                 log.warning(
                     "round %d: the server has left out %s, whose report was right; its record says so to all parties",
                     context.round + 1,
@@ -137,7 +137,7 @@ class CheckedSteps(Steps, ABC):
 
     @abstractmethod
     def _room(self) -> Tensor | None:
-        """Where what is sent with the record comes, on all ranks; None: nothing is."""
+        """On a silo: where what is sent with the record comes; None: nothing is."""
 
     @abstractmethod
     def _shown(self, exchanged: Exchanged) -> Tensor | None:
@@ -163,12 +163,8 @@ class CheckedSteps(Steps, ABC):
 
     def _of_round(self, exchanged: Exchanged, decision: Decision) -> Signed:
         """On the server: the record of a step that it has taken."""
-        assert exchanged.total is not None and exchanged.tags is not None
         parties = self.witness.identity.parties
-        exchanged.tree = levels(leaves(exchanged.total))
-        accepted = [report.client for report in decision.accepted]
         about = {
-            "accepted": accepted,
             "attempt": exchanged.attempt,
             "colluders": self.context.config.privacy.colluders,
             "dtype": str(self.context.vectors.flat.dtype),
@@ -178,13 +174,23 @@ class CheckedSteps(Steps, ABC):
             "previous": self.chain.last,
             "receipts": {parties[rank]: receipt.digest for rank, receipt in exchanged.receipts.items()},
             "round": exchanged.round,
-            "scale": exchanged.scale,
             "state": self.chain.state(),
+            **self._of_sum(exchanged, decision),
+        }
+        return self.witness.sign("record", about)
+
+    def _of_sum(self, exchanged: Exchanged, decision: Decision) -> dict[str, Any]:
+        """On the server: what a record says of the sum."""
+        assert exchanged.total is not None and exchanged.tags is not None
+        exchanged.tree = levels(leaves(exchanged.total))
+        accepted = [report.client for report in decision.accepted]
+        return {
+            "accepted": accepted,
+            "scale": exchanged.scale,
             "sum": exchanged.tree[-1][0].hex(),
             "tags": root(exchanged.tags).hex(),
             "weights": [decision.weights.get(client, 1.0).hex() for client in accepted],
         }
-        return self.witness.sign("record", about)
 
     def _check_round(self, told: Sequence[Signed], exchanged: Exchanged | None, sums: Tensor | None) -> None:
         try:
@@ -286,9 +292,10 @@ class CheckedSteps(Steps, ABC):
 
     def step_of(self, about: Mapping[str, Any], numbers: Whole) -> Tensor:
         """Make of these numbers of the sum what the server steps along."""
-        context, count = self.context, len(about["accepted"])
-        whole = torch.from_numpy(numbers.astype(np.float64))
-        return context.mechanism.step_of(whole, about["scale"], count, context.vectors.flat.dtype)
+        whole = self.witness.lend(len(numbers)).view(np.float64)
+        np.copyto(whole, numbers)
+        dtype = self.context.vectors.flat.dtype
+        return self.context.mechanism.step_of(torch.from_numpy(whole), about["scale"], about["accepted"], dtype)
 
     def wrong(self, what: str) -> TrustError:
         return TrustError(
@@ -305,6 +312,7 @@ class CheckedSteps(Steps, ABC):
             "server": self.chain.server,
             "silos": [name for name in self.witness.identity.parties.values() if name != self.chain.server],
             "verify": self.context.config.trust.verify,
+            "has_sums": self.witness.has_tags,
             "rounds": len({record.about["round"] for record in self.chain.receipts.records() if record.is_of_round}),
             "record": self.chain.last,
         }
@@ -325,11 +333,12 @@ class WholeSteps(CheckedSteps):
         return True
 
     def _room(self) -> Tensor:
-        return torch.zeros(len(self.context.vectors.flat) + self._leaves, dtype=torch.int64)
+        return torch.from_numpy(self.witness.lend(len(self.context.vectors.flat) + self._leaves))
 
     def _shown(self, exchanged: Exchanged) -> Tensor:
-        assert exchanged.total is not None and exchanged.tags is not None
-        return torch.from_numpy(np.concatenate([exchanged.total, exchanged.tags.view(np.int64)]))
+        assert exchanged.room is not None and exchanged.tags is not None
+        exchanged.room[-len(exchanged.tags) :] = exchanged.tags.view(np.int64)
+        return torch.from_numpy(exchanged.room)
 
     def _look(self, record: Signed, receipts: Sequence[Signed], sums: Tensor | None) -> None:
         assert sums is not None

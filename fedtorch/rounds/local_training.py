@@ -30,10 +30,11 @@ from fedtorch.rounds.client_scores import CACHED_CLIENTS
 from fedtorch.rounds.cohort import draw
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.membership import Stopped
-from fedtorch.rounds.pace import Pace
+from fedtorch.rounds.pace import Pace, longest_of
 from fedtorch.rounds.placement import costs
 from fedtorch.rounds.private_weights import private_weights
 from fedtorch.rounds.references import References
+from fedtorch.rounds.report_checks import check_places
 from fedtorch.rounds.under_way import UnderWay, added
 from fedtorch.train.attacks.attackers import Attackers
 from fedtorch.train.job import ClientJob
@@ -78,6 +79,7 @@ class ClientTrainer:
         self.buffer = Buffer(context)
         self.attackers = Attackers(context.config.attack, context.components.training, context.config.run.seed)
         self._steps = 0  # of the client that is trained
+        self._delivered: Report | None = None  # of the client that is trained, once its update is in the buffer
         self.trainer_of = cache(trainer_of)
         self.load = lru_cache(maxsize=CACHED_CLIENTS)(self.attackers.load)
         self._references = References(context.components.engine)
@@ -123,6 +125,9 @@ class ClientTrainer:
     def begin(self) -> None:
         """Begin with the first round that is done now; called by all ranks alike, after a restore too."""
 
+    def end(self) -> None:
+        """The run is over, or was cut: nothing is under way any more."""
+
     def settle(self, accepted: Sequence[Report]) -> None:
         """A round's exchange is over: the states of the accepted clients count, the others' go, as do all updates."""
         self.context.store.commit([report.client for report in accepted])
@@ -139,18 +144,7 @@ class ClientTrainer:
 
     def waited_for(self, reports: Sequence[Report]) -> str:
         """One line on the worker whose clients took longest in this round; empty with less than two workers."""
-        taken: dict[int, float] = {}
-        for report in reports:
-            worker = self.placed[report.client]
-            taken[worker] = taken.get(worker, 0.0) + report.seconds
-        if len(taken) < 2:
-            return ""
-        (longest, slowest), (second, _) = sorted(((s, worker) for worker, s in taken.items()), reverse=True)[:2]
-        clients = [report.client for report in reports if self.placed[report.client] == slowest]
-        return (
-            f"waited longest for worker {slowest} ({', '.join(clients[:5])}): {longest:.1f} s, "
-            f"{longest - second:.1f} s longer than for any other"
-        )
+        return longest_of(reports, self.placed)
 
     def _train_or_retry(self, client: Client) -> Report:
         """One client's round; out of memory, once more with every micro-batch in two parts (system.oom_retry)."""
@@ -173,7 +167,7 @@ class ClientTrainer:
         started, device = time.monotonic(), self.context.components.engine.device
         devices.begin_count(device)
         report, failure, of_a_peer = Report(client.name), "", False
-        self._steps = 0
+        self._steps, self._delivered = 0, None
         try:
             if why := self.context.mechanism.rests(client.name, self.context.round):
                 log.warning("round %d: client %s: %s", self.context.round + 1, client.name, why)
@@ -190,6 +184,8 @@ class ClientTrainer:
             failure = self._settled(failure)
         if failure:
             self.context.components.engine.free()
+            if self._delivered is not None:
+                self.buffer.take_back(self._key(client.name))
             report = Report(client.name, status=failure)
         if self.context.config.track.device_usage:
             report = replace(report, extra={**report.extra, **devices.usage(device)})
@@ -226,12 +222,11 @@ class ClientTrainer:
         # the buffer's next vector, which then keeps the update as it is
         job = self._make_job(client, parts, outgoing=self.context.blank(), on_step=on_step)
         job.saves = self._under_way.of(client.name, counts=job.silo is None)
+        job.hand_over = partial(self._hand_over, job)
         report = self._run(job)
         self._keep_trained(job, report)
         if job.outgoing.is_sent:
-            report = self._measured(job, report)
-            self._check_places(job)
-            report = self._put(job, report)
+            report = self._deliver(job, report)
         self._stage(job, report)
         self.buffer.closing.arrive(client.name)
         return report
@@ -253,6 +248,27 @@ class ClientTrainer:
         """Its local training, with the learning rate of the version from which it starts."""
         return self.context.settings_of(client)
 
+    def _hand_over(self, job: ClientJob, report: Report) -> None:
+        """Let the update travel while its client trains on, if it may; else it is kept when the client is done.
+
+        It may not where something else comes to it: an attacker's or a mechanism's changes.
+        """
+        is_own = job.client.name in self.attackers or self.context.mechanism.changes_updates
+        if self.buffer.is_under_way and not is_own:
+            report = replace(report, extra={**report.extra, **self._counts(job)})
+            draws = next(draws for client, draws in self.drawn if client.name == job.client.name)
+            self.buffer.put(self._deliver(job, report), draws)
+
+    def _deliver(self, job: ClientJob, report: Report) -> Report:
+        """Measure the update and keep it for the exchange, unless that is done; the report with what was measured."""
+        if (delivered := self._delivered) is not None:
+            return replace(report, norm=delivered.norm, max_abs=delivered.max_abs)
+        report = self._measured(job, report)
+        if not self.context.has_messages:
+            check_places(job.outgoing, self.context.sent_places(job.client.name))
+        self._delivered = report = self._put(job, report)
+        return report
+
     def _put(self, job: ClientJob, report: Report) -> Report:
         """Keep what is sent for the client; the report of it."""
         sent, packing = job.outgoing.flat, self.context.packing
@@ -261,19 +277,6 @@ class ClientTrainer:
         if self.context.role.leads:  # the others' are the same
             self.context.updates.put(self._key(job.client.name), sent)
         return report
-
-    def _check_places(self, job: ClientJob) -> None:
-        """Raise where something that does not travel is not 0.
-
-        Raises:
-            UpdateError: it is not.
-        """
-        places = None if self.context.has_messages else self.context.sent_places(job.client.name)
-        if places is not None and not places.holds_all_of(job.outgoing.flat):
-            raise UpdateError(
-                f"{type(self.context.algorithm).__name__} sent more than its `places` names: only "
-                f"{len(places)} of {places.size} numbers travel for this client and round, and the others are not 0"
-            )
 
     def _make_job(self, client: Client, parts: int, *, outgoing: Tensor, on_step: Callable[[int], None]) -> ClientJob:
         """Make the job of an algorithm, which writes the update to `outgoing`."""
@@ -338,12 +341,16 @@ class ClientTrainer:
         task = components.training
         counted = added({} if job.saves is None else job.saves.counted, task.pop_counters(components.engine.module))
         counted = dict(zip(counted, components.engine.summed([*counted.values()]), strict=True))
-        counted |= {} if job.silo is not None else task.counts(job.examples)
+        counted |= self._counts(job)
         report = job.outgoing.close(returned)
         report = replace(report, extra={**report.extra, **counted})
         if problem := report_problem(report):
             raise FedtorchError(f"{type(algorithm).__name__} made a report that cannot be sent: {problem}")
         return report
+
+    def _counts(self, job: ClientJob) -> Mapping[str, float]:
+        """Count by the task's rules what the client has, where that may be known."""
+        return {} if job.silo is not None else self.context.components.training.counts(job.examples)
 
     def _keep_trained(self, job: ClientJob, report: Report) -> None:
         """Keep the trained weights where clients are evaluated with them (eval.point)."""

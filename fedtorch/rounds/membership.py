@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtorch.comm.base import Answer, Met, nothing
 from fedtorch.comm.wire import NO_CLIENT, Packet
-from fedtorch.core.errors import CollectiveFailed, DeadlineError, QuorumError
+from fedtorch.core.errors import CollectiveFailed, DeadlineError, FedtorchError, QuorumError
 from fedtorch.rounds.components import RunComponents
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,15 @@ STOP = "stop"
 
 class Stopped(Exception):
     """A signal asked to stop; the round under way is abandoned on all ranks."""
+
+
+class Ended(Exception):
+    """The server has decided that the run must end; the rounds before the one under way are whole."""
+
+    def __init__(self, reason: FedtorchError) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+        """the same on all ranks"""
 
 
 class Returned(Exception):

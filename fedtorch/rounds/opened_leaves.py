@@ -22,6 +22,7 @@ from fedtorch.core.errors import TrustError
 from fedtorch.core.server import ServerState
 from fedtorch.core.state_keys import SERVER_STEPS, WEIGHTS
 from fedtorch.core.update import Report
+from fedtorch.rounds.chained_steps import ChainedSteps
 from fedtorch.rounds.checked_steps import CheckedSteps, WholeSteps
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.steps import Steps
@@ -225,6 +226,8 @@ def _nodes(data: npt.NDArray[np.uint8]) -> list[bytes]:
 def steps_of(context: RoundContext) -> Steps:
     """How the server's steps are taken in a run, and looked at."""
     witness = context.comm.witness
-    if witness is None:
+    if witness is None or not witness.has_records:
         return Steps(context)
+    if not witness.has_tags:
+        return ChainedSteps(context, witness)
     return (WholeSteps if context.config.trust.verify == "all" else OpenedSteps)(context, witness)

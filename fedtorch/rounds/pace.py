@@ -47,6 +47,23 @@ class Pace:
         return found if all(map(math.isfinite, found.values())) else dict(costs)
 
 
+def longest_of(reports: Iterable[Report], placed: Mapping[str, int]) -> str:
+    """Say in one line which worker's clients took longest, and by how much; empty with less than two workers."""
+    taken: dict[int, float] = {}
+    of_worker: dict[int, list[str]] = {}
+    for report in reports:
+        worker = placed[report.client]
+        taken[worker] = taken.get(worker, 0.0) + report.seconds
+        of_worker.setdefault(worker, []).append(report.client)
+    if len(taken) < 2:
+        return ""
+    (longest, slowest), (second, _) = sorted(((s, worker) for worker, s in taken.items()), reverse=True)[:2]
+    return (
+        f"waited longest for worker {slowest} ({', '.join(of_worker[slowest][:5])}): {longest:.1f} s, "
+        f"{longest - second:.1f} s longer than for any other"
+    )
+
+
 def _longest(times: Mapping[str, float], placed: Mapping[str, int]) -> float:
     loads: dict[int, float] = {}
     for name, worker in placed.items():

@@ -1,4 +1,4 @@
-"""Whether a client's report can be true, by what the server knows: who was drawn, and what the manifest counts."""
+"""Whether a client's report can be true, by what the server knows, and its update has only what travels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fedtorch.core.client import Client
-from fedtorch.core.errors import PreflightError
+from fedtorch.core.errors import PreflightError, UpdateError
+from fedtorch.core.places import Places
 from fedtorch.core.update import Report
+from fedtorch.train.outgoing import Outgoing
 
 log = logging.getLogger(__name__)
 
@@ -63,3 +65,16 @@ def impossible(report: Report, client: Client, size: int, largest: float) -> str
         losses = f"{report.loss_min:.6g} to {report.loss_max:.6g}"
         return f"it reports a loss reduction of {reduction:.6g}, but losses from {losses}"
     return ""
+
+
+def check_places(sent: Outgoing, places: Places | None) -> None:
+    """Look whether all that does not travel is 0. places: what travels of the client's update; None: all of it.
+
+    Raises:
+        UpdateError: it is not.
+    """
+    if places is not None and not places.holds_all_of(sent.flat):
+        raise UpdateError(
+            f"{sent.algorithm} sent more than its `places` names: only {len(places)} of {places.size} numbers travel "
+            "for this client and round, and the others are not 0"
+        )

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtorch.core.errors import BudgetError, Interrupted
+from fedtorch.core.errors import BudgetError, FedtorchError, Interrupted
 from fedtorch.core.mechanism import RoundFacts
 from fedtorch.core.state_keys import EVALUATED, SERVER_TRAINED
 from fedtorch.core.update import Report
@@ -26,7 +26,7 @@ from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.evaluation import Evaluation
 from fedtorch.rounds.export import ModelWriter
 from fedtorch.rounds.initial_weights import share_initial
-from fedtorch.rounds.membership import Returned, Stopped
+from fedtorch.rounds.membership import Ended, Returned, Stopped
 from fedtorch.rounds.opened_leaves import steps_of
 from fedtorch.rounds.report_checks import check_complete
 from fedtorch.rounds.result import Result
@@ -63,6 +63,8 @@ class Runner:
             Interrupted: a signal came; the last complete round is saved.
             Returned: lost ranks are back; the same.
             BudgetError: another round would pass `privacy.max_epsilon`; the same.
+            QuorumError, NonFiniteError: updates were too few, or one must not fail; the same. Of weights that are not
+                finite nothing is saved.
             FedtorchError: see `errors`.
         """
         context, config = self.context, self.components.config
@@ -80,16 +82,20 @@ class Runner:
             while context.round < config.rounds and not self.evaluation.best.has_stopped:
                 self._one_round()
             return self._finish()
-        except (Stopped, Returned, BudgetError) as cut:
+        except (Stopped, Returned, Ended, BudgetError) as cut:
             self.saving.finish()
             if context.round > self.saving.saved:
                 self.saving.save(is_last=True)
+            if isinstance(cut, Ended):
+                raise cut.reason from None
             if not isinstance(cut, Stopped):
                 raise
             left = "goes on where it was" if config.checkpoint.saves_steps else "will be repeated"
             raise Interrupted(
                 f"stopped by a signal; {context.round} rounds are saved, the one under way {left}"
             ) from None
+        finally:
+            self.trainer.end()
 
     def catch_up(self, round: int) -> None:
         """After the run's end, for ranks that missed it: take the last state and the best weights, for `export`.
@@ -158,7 +164,10 @@ class Runner:
         while True:
             decision = self._train_and_combine()
             with context.timed("aggregate"):
-                apply_verdict(context, decision)
+                try:
+                    apply_verdict(context, decision)
+                except FedtorchError as error:
+                    raise Ended(error) from None
                 is_done = self._step(decision)
                 self.trainer.learn(decision.accepted)
                 self.trainer.settle(decision.accepted if is_done else ())
@@ -173,7 +182,7 @@ class Runner:
             own = self.trainer.train_cohort()
             self.trainer.buffer.close()
         self.saving.finish()
-        with context.timed("train"):
+        with context.timed("train"), self.trainer.buffer.finished():
             self._finish_evaluation()
             context.comm.pass_updates(context.updates, own, round=context.round)
             reports, decided = gather(context, own, self.trainer.drawn, self.steps.oath())

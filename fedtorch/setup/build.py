@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 
+from fedtorch.algorithms.base import Algorithm
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.worker import WorkerGroup
@@ -25,6 +26,7 @@ from fedtorch.core.clients import names_of
 from fedtorch.core.direction_model import DirectionModel
 from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.names import Names
+from fedtorch.core.overrides import overrides
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.asynchrony.jobs import Jobs
 from fedtorch.rounds.components import RunComponents
@@ -149,12 +151,20 @@ class BuiltRun(Plan):
             "torch": torch.__version__.partition("+")[0],  # a server without GPUs may have the build for the CPU
             "transformers": transformers.__version__,
             **(_versions("trl", "accelerate") if self.config.has_trainers else {}),
-            # a server's step has other bits where products and sums are rounded together
-            **({"processor": torch.backends.cpu.get_cpu_capability()} if self.config.trust.verify else {}),
+            **self._processor(),
             **self.task.facts(),
             **self._directions(),
             **self._asynchrony(),
         }
+
+    def _processor(self) -> dict[str, str]:
+        """Which instructions torch takes, where silos repeat a step whose bits depend on it.
+
+        Those of the server's optimiser do not (`core.fused_add`), but for torch's own adamw.
+        """
+        is_own = overrides(type(self.algorithm), "server_update", Algorithm)
+        depends = is_own or self.config.server.optimizer == "adamw"
+        return {"processor": torch.backends.cpu.get_cpu_capability()} if self.config.has_tags and depends else {}
 
     def _asynchrony(self) -> dict[str, str]:
         """Digest of who trains when, as this machine's arithmetic has it, where rounds wait for nobody."""

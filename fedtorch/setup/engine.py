@@ -60,31 +60,31 @@ def make_engine(
     module = make_module()
     partition = Partition(config.partition.private, config.partition.frozen)
     check_module(config, module)
-    if is_plain or not engine.splits_parameters:
+    if values != "none" and (is_plain or not engine.splits_parameters):
         check_room(module, device)
     use_attention(module, engine.attention, device)
     try:
         if is_plain:
-            # beside workers that split, a server that only serves computes nothing
-            precision = engine.precision if engine.kind == "torch" or ranks else "fp32"
-            if engine.activation_checkpointing and ranks:
-                compute_activations_again(module)
-            return Engine(module, partition, device, precision=precision, scale_power=engine.initial_scale_power)
+            return _plain(engine, module, partition, device, ranks=ranks)
         if engine.kind == "fsdp":
             # not at every start: it needs transformers' optimisers and torch's FSDP
             from fedtorch.train.fsdp import FsdpEngine
 
             return FsdpEngine(module, partition, device, settings=engine)
-        return DeepSpeedEngine(
-            module,
-            partition,
-            device,
-            settings=engine,
-            hp=hp,
-            make_module=lambda: _with_attention(make_module(), engine.attention, device),
-        )
+        again = partial(_with_attention, make_module, engine.attention, device)
+        return DeepSpeedEngine(module, partition, device, settings=engine, hp=hp, make_module=again)
     except ValueError as error:  # a pattern that matches nothing
         raise ConfigError(str(error)) from error
+
+
+def _plain(
+    settings: EngineConfig, module: nn.Module, partition: Partition, device: torch.device, *, ranks: int
+) -> Engine:
+    # beside workers that split, a server that only serves computes nothing
+    precision = settings.precision if settings.kind == "torch" or ranks else "fp32"
+    if settings.activation_checkpointing and ranks:
+        compute_activations_again(module)
+    return Engine(module, partition, device, precision=precision, scale_power=settings.initial_scale_power)
 
 
 def is_shared_out(settings: EngineConfig, ranks: int) -> bool:
@@ -112,8 +112,8 @@ def _can_wait(module: nn.Module, *, is_sent: bool) -> bool:
     return not any(each.is_meta for each in fixed)
 
 
-def _with_attention(module: nn.Module, choice: str, device: torch.device) -> nn.Module:
-    use_attention(module, choice, device)
+def _with_attention(make_module: Callable[[], nn.Module], choice: str, device: torch.device) -> nn.Module:
+    use_attention(module := make_module(), choice, device)
     return module
 
 

@@ -13,7 +13,7 @@ def checked(said: Mapping[str, Any]) -> str:
     silos, verify = ", ".join(said["silos"]), said["verify"]
     share = "all leaves" if verify == "all" else f"{100 * float(verify):g} % of the leaves, drawn by the silos"
     rounds = f"{said['rounds']} round{'s' * (said['rounds'] != 1)}"
-    return (
-        f"sum and step of {rounds} by the silos {silos} ({share}), federation {said['federation']}, server "
-        f"{said['server']}; last record {said['record'][:16]}"
-    )
+    what = f"sum and step of {rounds} by the silos {silos} ({share})"
+    if not said.get("has_sums", True):
+        what = f"not sum and step, which are behind the server's own noise; records of {rounds} by the silos {silos}"
+    return f"{what}, federation {said['federation']}, server {said['server']}; last record {said['record'][:16]}"

@@ -17,6 +17,7 @@ from fedtorch.core.client import Client, ClientState
 from fedtorch.core.errors import UpdateError
 from fedtorch.core.seeds import seed_for
 from fedtorch.core.silo_work import SiloWork
+from fedtorch.core.update import Report
 from fedtorch.train.batches import Batching, SplitBatch, StepPlan
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.lengths import Lengths
@@ -45,6 +46,10 @@ class HasLengths(Protocol):
     """A task that knows the length of an example, to put examples into batches by length."""
 
     def example_lengths(self, examples: Sequence[Any]) -> Sequence[Lengths]: ...
+
+
+def _wait(report: Report) -> None:
+    """The update waits for the end of its client's training."""
 
 
 @dataclass
@@ -92,6 +97,9 @@ class ClientJob:
     """where each step is noised: the rows, and how; `examples` tells but how many are declared then"""
     trainer: LocalTrainer | None = None
     """what trains in place of `train.loop`"""
+    hand_over: Callable[[Report], None] = _wait
+    """hand_over(report): called where all is sent and training goes on, so that the update may travel meanwhile;
+    `report` has all that `Algorithm.own_weight` looks at, and that of `client_update` follows"""
     saves: Saves | None = None
     """saves its trainings while they are under way; None: nobody does"""
 

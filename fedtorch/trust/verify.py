@@ -1,12 +1,8 @@
-"""Look again, offline, at what a party has of a run: signatures, the chain of records, receipts, sums.
-
-fedtorch verify runs/silos
-fedtorch verify runs/silos --beside copies/north/receipts.jsonl
-"""
+"""Looks again, offline, at what a party has of a run: signatures, the chain of records, receipts, sums, decisions."""
 
 from __future__ import annotations
 
-import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, TrustError, print_error
+from fedtorch.core.errors import CheckpointError, ConfigError, TrustError
 from fedtorch.core.prime import added
+from fedtorch.privacy.owner_files import whole_lines
 from fedtorch.trust.kept import KeptFiles, KeptLeaves
-from fedtorch.trust.keys import needs_cryptography
-from fedtorch.trust.members import Members, read_members
+from fedtorch.trust.members import Members
 from fedtorch.trust.merkle import LEAF
-from fedtorch.trust.receipts import FILE, FOLDER, NOTHING, ReceiptsFile, Signed, is_enough
+from fedtorch.trust.policy.decisions import FILE as DECISIONS
+from fedtorch.trust.receipts import FILE, NOTHING, ReceiptsFile, Signed, is_enough
 from fedtorch.trust.tags import TagKey
 
 
@@ -68,7 +65,8 @@ class Verifier:
 
     def verify(self) -> Verified:
         """Look at everything; what is wrong with one kind does not keep from looking at the next."""
-        for look in (self._signatures, self._chain, self._receipts, self._acknowledgements, self._sums, self._evidence):
+        looks = self._signatures, self._chain, self._receipts, self._acknowledgements, self._sums, self._decisions
+        for look in (*looks, self._evidence):
             try:
                 look()
             except (TrustError, ConfigError, CheckpointError) as error:
@@ -193,15 +191,17 @@ class Verifier:
 
     def _sums(self) -> None:
         looked, rounds, whole = 0, 0, 0
+        if hidden := [record for record in self.records if record.is_of_round and "sum" not in record.about]:
+            self._says("sums", f"not checked in {len(hidden)} rounds: the server's own noise is its secret")
         for record in self.records:
-            if "begins" in record.about or (kept := self.kept.leaves(record.digest)) is None:
+            if "sum" not in record.about or (kept := self.kept.leaves(record.digest)) is None:
                 continue
             origin = self._origin(record)
             self._check_leaves(record, origin, kept)
             looked, rounds, whole = looked + len(kept.places), rounds + 1, whole + int(record.about["leaves"])
         if looked:
             self._says("sums", f"{looked} of {whole} leaves in {rounds} rounds, with the tags of the parts")
-        else:
+        elif not hidden:
             self._says("sums", "no leaves are kept here")
 
     def _check_leaves(self, record: Signed, origin: Signed, kept: KeptLeaves) -> None:
@@ -219,6 +219,19 @@ class Verifier:
         wrong = np.flatnonzero(added([known, pads[list(kept.places)]], len(known)) != kept.tags)
         if len(wrong):
             raise TrustError(f"leaf {kept.places[int(wrong[0])]} that is kept of {where} is not the sum of the parts")
+
+    def _decisions(self) -> None:
+        """Has the party's gate, where it has one, let out all that it has signed a receipt for?"""
+        path = self.file.path.parents[2] / DECISIONS
+        lines = [json.loads(line) for line in whole_lines(path.read_bytes())] if path.is_file() else []
+        let_out = {line["at"] for line in lines if "root" in line and line["client"] == self.party}
+        if not let_out:
+            return
+        own = [each for each in self.file.signed if each.kind == "receipt" and each.party == self.party]
+        if missing := [each.about["round"] for each in own if f"round {each.about['round']}" not in let_out]:
+            raise TrustError(f"a part of round {missing[0] + 1} has left of which {path} has no decision")
+        refused = sum(line["verdict"] == "refused" for line in lines)
+        self._says("decisions", f"{len(lines)} by the site's policy, {refused} of them refused something")
 
     def _evidence(self) -> None:
         if self.file.evidence.exists():
@@ -255,48 +268,3 @@ def _where(record: Signed) -> str:
 
 def _point(record: Signed) -> dict[str, Any]:
     return {name: record.about[name] for name in ("next", "state")}
-
-
-def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch verify") -> int:
-    """Verify a run's folder; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run folder, at any party")
-    parser.add_argument(
-        "--members", type=Path, metavar="FILE", help="list of members, where none is kept in the folder"
-    )
-    parser.add_argument(
-        "--beside", type=Path, nargs="+", default=[], metavar="FILE", help="receipts.jsonl of other parties, to compare"
-    )
-    args = parser.parse_args(arguments)
-    try:
-        needs_cryptography()
-        members = None if args.members is None else read_members(args.members)
-        folders = sorted(path.parent for path in (args.run / FOLDER).glob(f"*/{FILE}"))
-        if not folders:
-            raise ConfigError(
-                f"{args.run / FOLDER} has no receipts; expected the folder of a run with trust.verify, at one of its "
-                "parties"
-            )
-        if lacking := [path for path in args.beside if not path.is_file()]:
-            raise ConfigError(f"--beside names {lacking[0]}, which is no file; expected a party's {FILE}")
-        verifiers = [Verifier(folder, members) for folder in folders]
-        for each in verifiers:
-            print(each.verify().shown())
-        wrong = [failure for each in verifiers for failure in each.found.failures]
-        wrong += (two := forks(verifiers, [ReceiptsFile(path) for path in args.beside]))
-        for failure in two:
-            print(f"WRONG: {failure}")
-        if wrong:
-            raise TrustError(
-                f"{len(wrong)} {'things are' if len(wrong) > 1 else 'thing is'} wrong; the first: {wrong[0]}"
-            )
-    except FedtorchError as error:
-        return print_error(error, prog)
-    print("all of it is right")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -31,13 +31,13 @@ import fedtorch.setup.digest
 import fedtorch.setup.init
 import fedtorch.setup.predict
 import fedtorch.trust.new_key
-import fedtorch.trust.verify
 import launchers.join
 import launchers.local
 import launchers.serve
 import launchers.slurm
 import launchers.stats
 import launchers.sweep
+import launchers.verify
 from fedtorch.cli import __main__ as cli
 from fedtorch.cli.__main__ import COMMANDS, main, module_of
 
@@ -63,7 +63,7 @@ FUNCTIONS = {
     "keys new": fedtorch.trust.new_key.main,
     "gate": fedtorch.lifecycle.gate.main,
     "digest": fedtorch.setup.digest.main,
-    "verify": fedtorch.trust.verify.main,
+    "verify": launchers.verify.main,
     "audit": fedtorch.audit.__main__.main,
     "chat": fedtorch.chat.__main__.main,
 }

@@ -179,7 +179,7 @@ def notes_of(what: str, said: Mapping[int, Any]) -> Notes:
         return [south.check(key, written[key], by) for key, by in keys.items()]
 
     found = object.__new__(Notes)
-    store = SimpleNamespace(signature=south, get_all=get_all)
+    store = SimpleNamespace(signature=south, get_all=get_all, signed_texts=lambda keys: [written[key] for key in keys])
     found.group, found.attempt = cast(Any, SimpleNamespace(store=store)), "1.1"
     return found
 
@@ -187,7 +187,7 @@ def notes_of(what: str, said: Mapping[int, Any]) -> Notes:
 def test_a_server_cannot_name_other_keys_for_a_party_of_a_secure_sum() -> None:
     found = notes_of("keys", {rank: [f"{rank}" * 64, f"{rank}" * 64] for rank in (1, 2)})
     keys = {rank: PublicKeys(*(bytes.fromhex(f"{rank}" * 64),) * 2) for rank in (1, 2)}
-    found.check_roster(keys)
+    assert found.check_roster(keys).keys() == keys.keys()
     with pytest.raises(BrokenProtocolError, match="other keys for the party 1"):
         found.check_roster({**keys, 1: keys[2]})
     found.group.store.signature = Signature("0123456789abcdef", "")

@@ -545,7 +545,7 @@ def test_merging_changes_neither_side() -> None:
 def test_nccl_needs_gpus_and_a_group_that_stays() -> None:
     nccl = "system.backend=nccl"
     assert loaded("", nccl).system.backend == "nccl"
-    assert "moves what is on GPUs, but system.device is cpu" in message("", nccl, "system.device=cpu")
+    assert "GPUs, but system.device is cpu" in message("", nccl, "system.device=cpu")
     assert "system.backend is nccl but clients.on_loss is continue" in message("", nccl, "clients.on_loss=continue")
 
 

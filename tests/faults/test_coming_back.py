@@ -140,6 +140,21 @@ def test_clients_of_a_rank_that_is_back_train_their_jobs_again(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_by_the_real_clock_clients_of_a_rank_that_is_back_start_again_and_are_replayed(
+    tmp_path: Path,
+) -> None:
+    real = "async={buffer: 2, concurrent: 3, clock: {kind: real}}"
+    lose_and_let_in(["--config", str(toy_config(tmp_path)), "--set", *SETTINGS, *ASYNC[1:], real])
+    text = (tmp_path / "run" / "arrivals.jsonl").read_text()
+    about = [(line["status"], line["client"]) for line in map(json.loads, text.splitlines()[1:]) if "start" not in line]
+    lost = {client for status, client in about if status in ("lost", "left")}
+    assert lost and {client for status, client in about if status == "back"} == lost
+    replay = f"async={{buffer: 2, concurrent: 3, replay: {tmp_path / 'run'}}}"
+    again = load([toy_config(tmp_path / "alone")], [*SETTINGS, *ASYNC[1:], replay])
+    assert make_runner(again).run().digest == digest_of(tmp_path)
+
+
+@pytest.mark.slow
 def test_of_two_lost_ranks_one_is_let_in_and_the_other_stays_away(tmp_path: Path) -> None:
     path = toy_config(tmp_path)
     words, environ = ["--config", str(path), "--set", *SETTINGS], job()

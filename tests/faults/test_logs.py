@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import logging
 import sys
 import time
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from supervisor import Ended, toy_config
 
-import fedtorch
 from fedtorch.main import main
 from fedtorch.tracking.event_file import EventFile
 
@@ -60,22 +58,3 @@ def test_a_clock_that_jumps_ends_no_waiting(undisturbed: str, tmp_path: Path) ->
     ended = Ended(tmp_path / "run")
     assert ended.digest == undisturbed
     assert not any("gave no sign of life" in ended.log(rank) for rank in range(3))
-
-
-STAMPS = {"event_file.py", "mlflow.py", "status_table.py", "tensorboard.py", "tracker.py", "train.py", "unheard.py"}
-STAMPS |= {"parties.py", "decisions.py", "gate.py"}
-"""Of an event, a file's last change, what a process that is gone has promised, the last day of a membership, or the
-hours in which a policy lets something out."""
-
-
-def test_nothing_waits_by_the_clock_of_the_day() -> None:
-    package = Path(fedtorch.__file__).parent
-    files = [*package.rglob("*.py"), *(package.parent / "launchers").glob("*.py")]
-    found = {
-        path.name
-        for path in files
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute)
-        and (ast.unparse(node) in ("time.time", "time.time_ns") or node.attr in ("now", "utcnow", "today"))
-    }
-    assert len(files) > 100 and found == STAMPS

@@ -128,7 +128,7 @@ def on_both(folder: str) -> list[str]:
     text = yaml.safe_load(CONFIG)
     found = []
     with sdpa_kernel(SDPBackend.MATH):
-        for device in (torch.device("cpu"), install()):
+        for device in (torch.device("cpu"), install(has_four_bits=True)):
             devices.own = lambda choice, place=device, **about: place  # type: ignore[assignment]
             for kind in ("nf4", "int8"):
                 task = yaml.safe_load(TRANSLATOR.replace("KIND", kind))

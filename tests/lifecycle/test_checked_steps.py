@@ -8,13 +8,26 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from parties import PARTIES, SECRET, SYSTEM, as_party, digest, ends_well, make_places, run, write_config
+from parties import (
+    PARTIES,
+    SECRET,
+    SYSTEM,
+    as_party,
+    as_party_of_a_lying_server,
+    checked,
+    digest,
+    ends_well,
+    make_places,
+    run,
+    write_config,
+)
 from patient import wait_for_return
 from ranks import expect_exit, free_port, run_ranks, start_ranks
 from safetensors.numpy import load_file, save_file
@@ -31,11 +44,11 @@ from fedtorch.rounds.checked_steps import CheckedSteps
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.opened_leaves import OpenedSteps
 from fedtorch.tracking.trust_statement import checked as checked_by
-from fedtorch.trust import verify
 from fedtorch.trust.kept import KeptLeaves
 from fedtorch.trust.keys import read_key
 from fedtorch.trust.merkle import LEAF, root
 from fedtorch.trust.receipts import ReceiptsFile, Signed
+from launchers import verify
 
 pytest.importorskip("cryptography")
 
@@ -46,10 +59,6 @@ SECURE = {"privacy": {"clip": 1.0, "secure_sum": {"threshold": 1.0}}, "system": 
 @pytest.fixture
 def places(tmp_path: Path) -> Path:
     return make_places(tmp_path)
-
-
-def checked(verify: str | float) -> dict[str, Any]:
-    return {"trust": {"members": "members.yaml", "key": "own.key", "verify": verify}}
 
 
 @pytest.mark.parametrize("is_secret", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -66,25 +75,6 @@ def test_checks_change_no_bit(is_secret: bool, places: Path) -> None:
         file = ReceiptsFile(places / "south/run/trust/south/receipts.jsonl")
         assert [each.kind for each in file.signed].count("record") == 3
         assert file.right("south") >= {record.digest for record in file.records()}
-
-
-def as_party_of_a_lying_server(places: str) -> tuple[int, str]:
-    """In the second round one number of the sum is one more, and the server steps along that."""
-    if os.environ["RANK"] == "0":
-        take = CheckedSteps.take
-
-        def take_something_else(self: CheckedSteps, decision: Decision, grad: Tensor) -> None:
-            if self.context.round == 1:
-                found = self.witness.last
-                assert found is not None and found.total is not None
-                found.total[3] += 1
-                whole = torch.from_numpy(found.total.astype(np.float64))
-                mechanism, count = self.context.mechanism, len(decision.accepted)
-                grad = mechanism.step_of(whole, found.scale, count, grad.dtype)
-            take(self, decision, grad)
-
-        CheckedSteps.take = take_something_else  # type: ignore[assignment,method-assign]
-    return as_party(places)
 
 
 @pytest.mark.parametrize(("verify", "is_secret"), [("all", True), pytest.param(0.999, False, marks=pytest.mark.slow)])
@@ -462,6 +452,11 @@ def test_all_parties_can_verify_the_run_and_see_what_was_changed_since(
         said = capsys.readouterr().out
         assert "records           4, rounds 1 to 3, in one chain" in said and "all of it is right" in said
         assert ("of 12 leaves in 3 rounds" if name != "hub" else "no leaves are kept here") in said
+    page = places / "page.html"
+    assert verify.main([str(places / "south/run"), "--html", str(page)]) == 0
+    assert "All that was looked at is right." in page.read_text() and "rounds 1 to 3, in one chain" in page.read_text()
+    assert verify.main([str(places / "south/run"), "--html", str(places)]) == 8
+    capsys.readouterr()
     said = json.loads((places / "hub/run/results.json").read_text())["trust"]
     assert (said["silos"], said["verify"], said["rounds"]) == (["north", "south", "west"], "all", 3)
     assert "sum and step of 3 rounds by the silos north, south, west (all leaves), federation test" in checked_by(said)
@@ -475,8 +470,9 @@ def test_all_parties_can_verify_the_run_and_see_what_was_changed_since(
         lines = [json.loads(line) for line in (folder / "receipts.jsonl").read_text().splitlines()]
         change(folder, lines)
         (folder / "receipts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        code, told = verify.main([str(copied)]), capsys.readouterr()
+        code, told = verify.main([str(copied), "--html", str(page)]), capsys.readouterr()
         assert (code in (8, 11)) and expected in told.err, (name, code, told)
+        assert code == 8 or expected in unescape(page.read_text()), name
         shutil.rmtree(copied)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from fedtorch.comm.wire import NO_CLIENT, Packet, encode, read_any, report_to_packet
-from fedtorch.core.errors import FedtorchError, PolicyError, PreflightError, TrustError
+from fedtorch.core.errors import CheckpointError, FedtorchError, PolicyError, PreflightError, TrustError
 from fedtorch.core.update import Report
 from fedtorch.lifecycle.gate import Answers
 from fedtorch.lifecycle.gate_mail import in_mail
@@ -31,6 +31,7 @@ from fedtorch.trust.policy.file import read_policy
 from fedtorch.trust.policy.gate import Gate, Side, norm
 from fedtorch.trust.policy.notes import read_note
 from fedtorch.trust.policy.remote import VARIABLE, GateKey, ask, serve
+from fedtorch.trust.policy.spent import Spent
 from fedtorch.trust.receipts import Signed
 
 pytest.importorskip("cryptography")
@@ -366,10 +367,43 @@ def signed(kind: str, **about: Any) -> bytes:
     return Signed.unsigned(kind, "south", {**COMMON, **about}).text.encode()
 
 
+def test_counts_go_on_over_attempts_and_starts(make: Make, tmp_path: Path) -> None:
+    """Three rounds may leave; a server that has one of them done again and again gets no fourth update."""
+    limits = {"limits": {"rounds": 3, "bytes_per_round": 1700}}
+    for scale in (1.0, 0.9):
+        gate = make(limits)
+        gate.begin()
+        gate.pass_update("south", 0, UPDATE * np.float32(scale))
+        gate.pass_update("south", 0, UPDATE * np.float32(scale))  # the same again
+        gate.sign(note("hello/2", "0" * 32))  # another attempt
+    gate = make(limits)
+    gate.begin()
+    with pytest.raises(PolicyError, match=r"limits\.bytes_per_round: more bytes"):  # 800 for each of three
+        gate.pass_update("south", 0, UPDATE * np.float32(0.8))
+    assert make(limits).spent == Spent()
+    more = {"limits": {"rounds": 3}}
+    gate = make(more)
+    gate.begin()
+    with pytest.raises(PolicyError, match=r"limits\.rounds: an update of a round that is too many"):
+        gate.pass_update("south", 1, UPDATE)
+        gate.pass_update("south", 2, UPDATE)
+    gate = make(more)
+    gate.begin(is_new=True)  # by whoever starts `join`
+    for round in range(3):
+        gate.pass_update("south", round, UPDATE)
+
+
+def test_counts_that_cannot_be_read_let_nothing_out(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "policy.jsonl").write_text('{"at": "round 0", "verdict": "allowed"}\n')
+    with pytest.raises(CheckpointError, match="says how much has left this site, and cannot be read"):
+        make().begin()
+
+
 def test_texts_about_a_round_are_signed_with_numbers_of_the_report_alone(make: Make) -> None:
     gate = make({"may_leave": {**POLICY["may_leave"], "reports": ["status", "steps", "examples", "losses"]}})
     gate.pass_update("south", 0, UPDATE)
     gate.sign(gathering(0), mail(report(examples=7, loss_mean=0.5)))
+    gate.sent = B
     for own in ({}, {"south": [(7.0).hex(), (3.5).hex()]}, {"south": [(1.0).hex(), (0.0).hex()]}):
         text = signed("receipt", **{**RECEIPT, "own": own})
         assert is_signed(text, gate.sign(text), gate.key.public)
@@ -397,8 +431,10 @@ def test_texts_about_a_round_are_signed_with_numbers_of_the_report_alone(make: M
     ],
 )
 def test_texts_of_another_form_are_not_signed(text: bytes, make: Make) -> None:
+    gate = make()
+    gate.sent = B
     with pytest.raises(PolicyError, match="a note that no line of the policy knows"):
-        make().sign(text)
+        gate.sign(text)
 
 
 def test_sealed_keys_go_to_the_other_silos_and_nothing_beside_them(make: Make) -> None:
@@ -445,7 +481,7 @@ def connection(answers: Answers) -> Iterator[socket.socket]:
 
 def begun(connection: socket.socket, tmp_path: Path) -> GateKey:
     ask(connection, {"ask": "key", "path": str(tmp_path / "south.key")})
-    about = {"side": asdict(SIDE), "asked": asdict(ASKED), "folder": str(tmp_path)}
+    about = {"side": asdict(SIDE), "asked": asdict(ASKED), "folder": str(tmp_path), "is_new": False}
     assert ask(connection, {"ask": "begin", **about})["is_refused"] is False
     found = GateKey.of({VARIABLE: str(connection.fileno())})
     assert found is not None

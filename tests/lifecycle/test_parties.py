@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from parties import (
@@ -25,6 +26,7 @@ from parties import (
 from patient import wait_for_return
 from ranks import expect_exit, free_port, start_ranks
 
+from fedtorch.comm.sums.witnessed import SilosPart
 from fedtorch.main import main
 from fedtorch.rounds.exchanged_vectors import ExchangedVectors
 from fedtorch.trust.keys import new_key
@@ -81,10 +83,46 @@ def public(places: Path, name: str) -> str:
     return (places / name / "own.pub").read_text().strip()
 
 
+def as_changed_on_its_way(places: str) -> tuple[int, str]:
+    """South signs another number than it sends, as if somebody had changed it between the two."""
+    if os.environ["RANK"] == "2":
+        see_sent = SilosPart.see_sent
+
+        def see_another(self: SilosPart, window: np.ndarray[Any, Any]) -> None:
+            other = window.copy()
+            other[3] += 1
+            see_sent(self, other)
+
+        SilosPart.see_sent = see_another  # type: ignore[method-assign]
+    return as_party(places)
+
+
+SECURE: dict[str, Any] = {
+    "privacy": {"clip": 1.0, "secure_sum": {"threshold": 1.0}},
+    "system": {**SYSTEM, "sum_scale": "public"},
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param({"algorithm": {"name": "fedavg", "weights": "equal", "robust": "median"}}, marks=pytest.mark.slow),
+        pytest.param(SECURE, marks=pytest.mark.slow),
+    ],
+)
+def test_bytes_that_a_silo_has_not_signed_are_refused(changes: dict[str, Any], places: Path) -> None:
+    """Though the digests that find damage fit: whoever changes bytes can change these too."""
+    write_config(places, **changes)
+    ended = expect_exit(as_changed_on_its_way, len(PARTIES), str(places))
+    assert (ended[0].exit_code or ended[0].result[0]) == 11, ended
+    said = "the receipt of `south` has another `sent` than what came here"
+    assert said in (places / "hub" / "run" / "log.rank0.txt").read_text()
+
+
 @pytest.mark.parametrize("is_secret", [False, True])
 def test_keys_in_place_of_a_secret_change_no_bit(is_secret: bool, places: Path) -> None:
-    sums = {"privacy": {"clip": 1.0, "secure_sum": {"threshold": 1.0}}, "system": {**SYSTEM, "sum_scale": "public"}}
-    changes: dict[str, Any] = sums if is_secret else {}
+    changes = SECURE if is_secret else {}
     write_config(places, trust={}, **changes)
     ends_well(run(places, environ=SECRET))
     common = digest(places / "hub" / "run")

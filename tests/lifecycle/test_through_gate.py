@@ -9,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from parties import PARTIES, PINNED, make_places, write_config
 from parties import SYSTEM as OF_PARTIES
@@ -22,6 +23,8 @@ from fedtorch.main import main
 from fedtorch.privacy.public_sum import PublicSum
 from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.policy.file import read_policy
+from fedtorch.trust.policy.remote import GateParty
+from fedtorch.trust.verify import Verifier
 from launchers.site_policy import Process, Site
 
 pytest.importorskip("cryptography")
@@ -46,6 +49,7 @@ RECORD: dict[str, Any] = {
 TRUST: dict[str, Any] = {"members": "members.yaml", "key": "own.key"}
 ALL = ["status", "steps", "examples", "losses", "norms", "seconds", "figures"]
 OF_CHECKED = {"may_leave": {"parameters": ["*"], "reports": ALL, "scores": True}, "require": {"verified": 0.5}}
+OF_PLAIN = {"may_leave": OF_CHECKED["may_leave"]}
 OF_SECURE = {
     "may_leave": {"parameters": ["*"], "reports": ["status", "steps", "examples", "seconds"], "scores": True},
     "require": {"secure_sum": {"parties": 3}, "clip": 0.05},
@@ -130,6 +134,16 @@ def test_a_gate_changes_no_bit_and_writes_down_what_left(
     found = decisions(places / "run")
     assert [each["at"] for each in found if "root" in each] == ["round 0", "round 1"]
     assert {each["verdict"] for each in found} <= {"allowed", "not asked for"}
+    if "trust" in changes:
+        looked = Verifier(places / "run" / "trust" / "south", None).verify()
+        assert (
+            not looked.failures
+            and dict(looked.lines)["decisions"] == f"{len(found)} by the site's policy, 0 of them refused something"
+        )
+        without = [each for each in found if "root" not in each or each["at"] == "round 0"]
+        (places / "run" / "policy.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in without))
+        (wrong,) = Verifier(places / "run" / "trust" / "south", None).verify().failures
+        assert "a part of round 2 has left of which" in wrong
 
 
 def tell_everything() -> None:
@@ -147,6 +161,61 @@ def pass_the_gate_by() -> None:
 def send_another_length() -> None:
     get = UpdateBuffer.get
     UpdateBuffer.get = lambda self, client: get(self, client)[:-1]  # type: ignore[method-assign]
+
+
+def change_what_was_measured() -> None:
+    passed = DistributedCommunicator.pass_updates
+
+    def then_change(self: DistributedCommunicator, local: UpdateBuffer, reports: Any, *, round: int) -> None:
+        passed(self, local, reports, round=round)
+        for report in reports:
+            local.get(report.client)[3] += 1
+
+    DistributedCommunicator.pass_updates = then_change  # type: ignore[assignment,method-assign]
+
+
+def leave_out_the_masks() -> None:
+    mask = GateParty.mask
+
+    def forget_them(self: GateParty, window: np.ndarray[Any, Any]) -> None:
+        mask(self, window.copy())
+
+    GateParty.mask = forget_them  # type: ignore[method-assign]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("patch", "policy", "changes"),
+    [
+        ("change_what_was_measured", OF_PLAIN, {}),
+        pytest.param(
+            "leave_out_the_masks",
+            OF_SECURE,
+            {**SECURE, "system": {**SYSTEM, "sum_scale": "public"}},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_bytes_that_the_gate_has_not_made_are_refused_by_the_server(
+    patch: str, policy: dict[str, Any], changes: dict[str, Any], places: Path
+) -> None:
+    write(places, policy, **changes)
+    ended = expect_exit(as_party, len(PARTIES), str(places), "never", "south", patch)
+    assert (ended[0].exit_code or ended[0].result[0]) == 11, ended
+    said = "the receipt of `south` has another `sent` than what came here"
+    assert said in (places / "hub" / "run" / "log.rank0.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_under_masks_the_gates_own_numbers_leave(places: Path) -> None:
+    digests = []
+    for patch in ("", "change_what_was_measured"):
+        write(places, OF_SECURE, **SECURE, system={**SYSTEM, "sum_scale": "public"})
+        told = run(places, patch=patch)
+        assert {code for code, _ in told.values()} == {0}, told
+        digests.append(digest(places / "hub"))
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.processes

@@ -347,17 +347,30 @@ def test_what_cannot_be_quantised_is_refused(tokenizer: Any, tmp_path: Path, mon
         build("gpt2", tokenizer, "nf4")
 
 
+IMPORTERS = """
+import os, sys, fedtorch.train.engine
+assert "bitsandbytes" not in sys.modules
+for who in sys.argv[1:]:
+    if os.fork():
+        assert os.wait()[1] == 0, who
+        continue
+    __import__(who)
+    import kernels
+    print(who, "bitsandbytes" in sys.modules, kernels.__file__, flush=True)
+    os._exit(0)
+"""
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("who", ["bitsandbytes", "peft", "transformers.optimization"])
-def test_the_library_is_loaded_without_asking_for_kernels_elsewhere(who: str, tmp_path: Path) -> None:
+def test_the_library_is_loaded_without_asking_for_kernels_elsewhere(tmp_path: Path) -> None:
     """Whoever imports it, a package of that name is not asked, and afterwards it is what it was."""
     (tmp_path / "kernels.py").write_text("def get_kernel(*_, **__):\n    raise SystemExit('fetched')\n")
-    script = f"import fedtorch.train.engine, {who}, sys; print('bitsandbytes' in sys.modules)"
-    script += "; import kernels; print(kernels.__file__)"
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(fedtorch.__file__).parents[1]}"}
-    ended = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.split() == ["True", str(tmp_path / "kernels.py")] and "kernels" not in ended.stderr
+    importers = ["bitsandbytes", "peft", "transformers.optimization"]
+    words = [sys.executable, "-c", IMPORTERS, *importers]
+    ended = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=250)
+    assert ended.returncode == 0 and "kernels" not in ended.stderr, ended.stderr
+    assert ended.stdout.splitlines() == [f"{who} True {tmp_path / 'kernels.py'}" for who in importers]
 
 
 def test_a_model_that_is_quantised_twice_stays(tokenizer: Any) -> None:

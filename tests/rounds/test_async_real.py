@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from harness import interrupt, make_config, make_runner
 from ranks import expect_exit, run_ranks
 from sleepy import Sleepy
@@ -32,7 +33,9 @@ from fedtorch.config.schema import (
 from fedtorch.core.errors import CheckpointError, ConfigError
 from fedtorch.rounds.asynchrony.arrivals_file import read_events
 from fedtorch.rounds.asynchrony.federation import Event, Federation
+from fedtorch.rounds.asynchrony.pausing import Pausable
 from fedtorch.rounds.buffer import LATE
+from fedtorch.train.settings import TrainerConfig
 
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(
@@ -112,15 +115,12 @@ def test_a_run_of_several_ranks_is_replayed_on_others(size: int, again: int, tmp
 
 
 def one_is_slow(folder: Path | str, asynchrony: AsyncConfig) -> Config:
-    """Versions by clients a, b and c, of which c takes a minute; three where it is too old then, else one."""
+    """Three versions by clients a, b and c, of which c takes a minute."""
     task = Quadratic({name: (1.0, float(place), 4) for place, name in enumerate("abc")}, start=(0.1, 0.2), double=False)
     algorithm = Sleepy(pauses=(("a", 1, 0.2), ("b", 1, 0.2), ("c", 1200, 0.05)))
     client = ClientConfig(optimizer="sgd", lr=0.05, batch_size=2)
     system = SystemConfig(sum_scale="previous")
-    rounds = 1 if asynchrony.max_staleness is None else 3
-    return make_config(
-        Path(folder), task, algorithm, rounds=rounds, client=client, system=system, asynchrony=asynchrony
-    )
+    return make_config(Path(folder), task, algorithm, rounds=3, client=client, system=system, asynchrony=asynchrony)
 
 
 def while_one_is_slow(folder: str, asynchrony: AsyncConfig) -> tuple[str, float]:
@@ -141,6 +141,75 @@ def test_a_job_whose_update_would_be_dropped_ends_before_its_next_step(most: int
     assert bool(of_c) == (most is not None)
     replayed = one_is_slow(tmp_path / "again", replay_of(tmp_path / "real", settings))
     assert make_runner(replayed).run().digest == digest
+
+
+def standing_still(folder: str, asynchrony: AsyncConfig) -> Any:
+    """The run's digest and scores, and how often a job of this rank stood still."""
+    os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS="sleep:client=c5,seconds=0.3;sleep:client=c6,seconds=0.3")
+    times, pause = [0], Pausable.pause
+
+    def counted(work: Pausable) -> None:
+        times[0] += 1
+        pause(work)
+
+    Pausable.pause = counted  # type: ignore[method-assign]
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
+        result = make_runner(config_of(folder, asynchrony, eval=EvalConfig(every=1)), comm).run()
+        return (result.digest, result.scores), times[0]
+
+
+@pytest.mark.processes
+def test_a_job_that_stands_still_while_versions_are_made_and_evaluated_has_the_same_bits(tmp_path: Path) -> None:
+    """Steps of c5 and c6 take .3 s each, between which the other ranks fill buffers; dropout, Adam, a private head."""
+    settings = replace(REAL, buffer=2)
+    found = run_ranks(standing_still, 4, str(tmp_path / "real"), settings)
+    assert sum(times for _, times in found) > 0
+    replay = config_of(tmp_path / "again", replay_of(tmp_path / "real", settings), eval=EvalConfig(every=1))
+    replayed = make_runner(replay).run()
+    assert (replayed.digest, replayed.scores) == found[0][0]
+
+
+OWN = ClientConfig(trainer=TrainerConfig("own_training:train"))
+
+
+def with_own_training(folder: str) -> str:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=30) as comm:
+        return make_runner(config_of(folder, client=OWN), comm).run().digest
+
+
+@pytest.mark.processes
+def test_training_of_ones_own_ends_before_a_version_and_is_replayed(tmp_path: Path) -> None:
+    digest, *_ = run_ranks(with_own_training, 3, str(tmp_path / "real"))
+    replayed = make_runner(config_of(tmp_path / "again", replay_of(tmp_path / "real"), client=OWN)).run()
+    assert replayed.digest == digest
+
+
+def test_work_stands_still_where_it_says_so_and_what_it_raises_is_raised() -> None:
+    engine = make_runner(config_of(Path("unused"))).components.engine
+    seen: list[Any] = []
+
+    def work() -> None:
+        for turn in range(2):
+            seen.append(turn)
+            engine.load(torch.full((engine.shared.size,), float(turn)), None)
+            torch.manual_seed(turn)
+            pausable.pause()
+            seen.append((float(engine.snapshot()[0]), int(torch.randint(1000, ()))))
+        raise ValueError("the end")
+
+    pausable = Pausable(work, engine)
+    for turn in range(2):
+        assert not pausable.go_on() and seen[-1] == turn
+        engine.load(torch.full((engine.shared.size,), 9.0), None)
+        torch.manual_seed(99)
+    with pytest.raises(ValueError, match="the end"):
+        pausable.go_on()
+    drawn = [int(torch.randint(1000, (), generator=torch.Generator().manual_seed(turn))) for turn in range(2)]
+    assert seen == [0, (0.0, drawn[0]), 1, (1.0, drawn[1])]
+    left = Pausable(lambda: left.pause(), engine)
+    assert not left.go_on()
+    left.leave()
+    Pausable(lambda: None, engine).leave()
 
 
 @pytest.mark.parametrize(
@@ -303,6 +372,27 @@ def test_what_follows_from_arrivals_by_hand() -> None:
         federation.apply(Event(0, 2, "ok", 0, 9))
     with pytest.raises(ValueError, match="newest version is 1, after one of 2"):
         federation.apply(Event(4, 1, "ok", 0, 9))
+
+
+@pytest.mark.parametrize(("status", "void"), [("lost", [True, False, True]), ("left", [False, False, True])])
+def test_what_lost_clients_have_in_buffers_that_are_open_weighs_nothing(status: str, void: list[bool]) -> None:
+    """K 2, M 3: a is in the buffer that closes, and in the next one by the job that it is at; b stays."""
+    federation = Federation(AsyncConfig(buffer=2, concurrent=2, starts="longest"), "ab", 0)
+    federation.apply(Event(0, 0, "ok", 0, 2))
+    assert [job.client for job in federation.running.values()] == ["b", "a"]
+    federation.apply(Event(1, 0, "ok", 0, 3))
+    assert federation.is_full(0)
+    federation.apply(Event(-1, 0, status, 4, 4, place=0))
+    assert [bool(job.void) for job in federation.jobs] == void and federation.jobs[2].void == "failed:Lost"
+    federation.step_to(1)
+    assert [job.client for job in federation.running.values()] == ["b"]  # nobody but b starts
+    with pytest.raises(ValueError, match=f"client number 0 cannot be {status}"):
+        federation.apply(Event(-1, 1, status, 5, 5, place=0))
+    federation.apply(Event(-1, 1, "back", 6, 6, place=0))
+    assert [job.client for job in federation.running.values()] == ["b", "a"]
+    for place in (-1, 2):
+        with pytest.raises(ValueError, match="cannot be lost"):
+            federation.apply(Event(-1, 1, "lost", 7, 7, place=place))
 
 
 def test_an_empty_file_has_no_events() -> None:

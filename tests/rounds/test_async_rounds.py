@@ -220,6 +220,13 @@ def test_all_at_equal_speed_have_the_bits_of_synchronous_rounds(changes: dict[st
     assert torch.equal(asynchronous.context.server.weights, synchronous.context.server.weights)
 
 
+def test_all_at_equal_speed_by_hand(tmp_path: Path) -> None:
+    """K = M = 4: each version goes half the way to the mean target, 2.5."""
+    equal = ClockConfig(duration=DurationConfig(kind="table", seconds=dict.fromkeys("abcd", 2.0)))
+    found = weights_by_version(tmp_path, asynchrony=AsyncConfig(buffer=4, concurrent=4, clock=equal))
+    assert found[:4] == [1.25, 1.875, 2.1875, 2.34375]
+
+
 def test_all_at_unequal_speed_have_not(tmp_path: Path) -> None:
     settings = AsyncConfig(buffer=7, concurrent=7)
     asynchronous = run_case("fedavg", tmp_path / "async", asynchrony=settings).run()

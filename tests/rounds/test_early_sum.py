@@ -46,13 +46,14 @@ def config_of(folder: Path | str, **changes: Any) -> Config:
 
 
 def count_sums() -> list[bool]:
-    """For every sum that was asked for from now on: was it the early one?"""
+    """For every sum that was asked for from now on in a round whose scale was known: was it the early one?"""
     took: list[bool] = []
     sum_of = EarlyReceiver.sum_of
 
-    def noted(*args: Any) -> Any:
-        found = sum_of(*args)
-        took.append(found is not None)
+    def noted(receiver: EarlyReceiver, *args: Any) -> Any:
+        found = sum_of(receiver, *args)
+        if receiver._exponent is not None:
+            took.append(found is not None)
         return found
 
     EarlyReceiver.sum_of = noted  # type: ignore[method-assign]
@@ -76,6 +77,25 @@ def test_every_round_but_the_first_takes_the_sum_that_came_early(evaluation: dic
     digest, scores, took = run_ranks(run, 3, str(tmp_path / "ranks"), changes)[0]
     assert took == [True] * (ROUNDS - 1)
     assert (digest, scores) == (alone.digest, alone.scores)
+
+
+def operations(folder: str, changes: dict[str, Any]) -> int:
+    """How many operations the group of a run on one machine had."""
+    with DistributedCommunicator.join(tuple(TASK.clients), 30) as comm:
+        comm.preflight({})
+        make_runner(config_of(folder, clients=ClientsConfig(), **changes), comm).run()
+        return comm._group.sequence
+
+
+def test_on_one_machine_a_known_scale_and_a_buffer_of_all_cost_no_operation_more(tmp_path: Path) -> None:
+    equal = ClockConfig(duration=DurationConfig("table", seconds=dict.fromkeys(TASK.clients, 1.0)))
+    kinds: dict[str, dict[str, Any]] = {
+        "reports": {"system": SystemConfig()},
+        "previous": {},
+        "asynchronous": {"asynchrony": AsyncConfig(len(TASK.clients), len(TASK.clients), clock=equal)},
+    }
+    found = {kind: run_ranks(operations, 3, str(tmp_path / kind), changes)[0] for kind, changes in kinds.items()}
+    assert found["reports"] == found["previous"] == found["asynchronous"] > ROUNDS
 
 
 def parts_sent() -> list[list[str]]:

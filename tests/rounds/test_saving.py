@@ -18,8 +18,8 @@ from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.distributed import DistributedCommunicator
-from fedtorch.config.schema import CheckpointConfig, Config, EvalConfig, ServerConfig
-from fedtorch.core.errors import CheckpointError, Interrupted, NonFiniteError
+from fedtorch.config.schema import CheckpointConfig, ClientsConfig, Config, EvalConfig, ServerConfig
+from fedtorch.core.errors import CheckpointError, Interrupted, NonFiniteError, QuorumError
 from fedtorch.core.update import Report
 from fedtorch.rounds.local_training import ClientTrainer
 from fedtorch.rounds.runner import Runner
@@ -161,3 +161,50 @@ def test_a_rank_that_is_asked_to_stop_while_the_round_is_saved_is_heard_before_a
     for said, trained in run_ranks(stopped_while_saving, 2, tmp_path):
         assert "2 rounds are saved" in said and trained == [0, 1]
     assert {f"round_{n:06d}/server.safetensors" for n in (1, 2)} <= files(tmp_path).keys()
+
+
+ENDS = {
+    "a client must not fail": (ClientsConfig(on_failure="stop"), NonFiniteError, 2),
+    "too few usable updates": (ClientsConfig(on_failure="skip", min=3), QuorumError, 4),
+}
+
+
+def failing(folder: Path, clients: ClientsConfig, fails: str = "", comm: Communicator | None = None) -> Runner:
+    """A run of six rounds that saves by the clock, so not before its end; a client fails from the third round on."""
+    config = make_config(folder, TASK, rounds=6, clients=clients, checkpoint=CheckpointConfig(every="auto"))
+    runner = make_runner(config, comm)
+    train = runner.trainer._train_client
+
+    def trained(client: Any, parts: int) -> Report:
+        if client.name == fails and runner.context.round > 1:
+            raise ValueError("no rows")
+        return train(client, parts)
+
+    runner.trainer._train_client = trained  # type: ignore[method-assign]
+    return runner
+
+
+def ended_on_ranks(folder: Path, kind: str) -> None:
+    clients, error, _ = ENDS[kind]
+    with DistributedCommunicator.join(list(TASK.clients), timeout_s=60) as comm, pytest.raises(error):
+        failing(folder, clients, "b", comm).run()
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_run_that_the_server_ends_saves_the_rounds_before(kind: str, tmp_path: Path) -> None:
+    clients, error, whole = ENDS[kind]
+    with pytest.raises(error):
+        failing(tmp_path / "run", clients, "b").run()
+    assert Checkpoints(tmp_path / "run" / "checkpoints", keep=1).latest().round == whole  # type: ignore[union-attr]
+    with pytest.raises(error):  # nothing has changed
+        failing(tmp_path / "run", clients, "b").run(whole)
+    if kind == "a client must not fail":
+        undisturbed = failing(tmp_path / "alone", clients).run()
+        assert failing(tmp_path / "run", clients).run(whole).digest == undisturbed.digest
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ENDS)
+def test_so_do_all_its_ranks(kind: str, tmp_path: Path) -> None:
+    run_ranks(ended_on_ranks, 2, tmp_path, kind)
+    assert Checkpoints(tmp_path / "checkpoints", keep=1).latest().round == ENDS[kind][2]  # type: ignore[union-attr]

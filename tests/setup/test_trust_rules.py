@@ -27,6 +27,7 @@ from fedtorch.core.settings import ServerConfig
 from fedtorch.core.weights import Layout
 from fedtorch.planning.promise import describe_public_sum
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
+from fedtorch.setup.build import BuiltRun
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules import trust
 from fedtorch.train.job import ClientJob
@@ -149,11 +150,16 @@ def test_a_share_of_the_leaves_wants_steps_of_leaves() -> None:
         trust.a_leaf_can_be_stepped_alone(of(FedAvg(), "adamw"))
 
 
-def test_noise_is_not_checked() -> None:
-    config = checked().config
-    noised = replace(config, privacy=PrivacyConfig(kind="client", clip=1.0, noise_multiplier=1.0, delta=0.01))
-    with pytest.raises(ConfigError, match="privacy.kind is client"):
-        trust.checked_rounds_have_no_noise(cast(Plan, SimpleNamespace(config=noised)))
+def test_instructions_are_compared_where_a_steps_bits_depend_on_them() -> None:
+    for algorithm, optimizer, is_compared in (
+        (FedAvg(), "none", False),
+        (FedAvg(), "yogi", False),
+        (FedAvg(), "adamw", True),
+        (Scaffold(), "none", True),
+    ):
+        server = ServerConfig(optimizer=optimizer, lr=None if optimizer == "none" else 0.01)  # type: ignore[arg-type]
+        found = BuiltRun._processor(cast(BuiltRun, checked(algorithm, server=server)))
+        assert found.keys() == ({"processor"} if is_compared else set())
 
 
 def test_a_server_with_clients_would_check_itself() -> None:

@@ -9,7 +9,7 @@ from own_rows import weather
 from parties import PARTIES, ends_well, make_places, run, write_config
 
 from fedtorch.stats.table import Stats
-from fedtorch.trust.verify import main as verify
+from launchers.verify import main as verify
 
 pytest.importorskip("cryptography")
 COUNTED = {"labels": {"longest": 5, "width": 4}, "words": {"longest": 5, "width": 16}, "min_count": 2}

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -144,10 +143,11 @@ class Plain(registration._DummyBackendModule):
 _has_float64 = [True]
 
 
-def install(*, plain: bool = False) -> torch.device:
+def install(*, plain: bool = False, has_four_bits: bool = False) -> torch.device:
     """Make the device known to torch, before the first backward pass of the process; returns it.
 
-    plain: it has no streams and no float64, as Apple's GPUs.
+    plain: it has no streams and no float64, as Apple's GPUs. has_four_bits: it unpacks what bitsandbytes has packed,
+    which takes most of a second to import.
     """
     _has_float64[0] = not plain
     registration._setup_privateuseone_for_python_backend(NAME, Plain() if plain else Module())
@@ -166,7 +166,7 @@ def install(*, plain: bool = False) -> torch.device:
         ("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward),
     ):
         few.impl(op, partial(_run_as, kernel), "PrivateUse1")
-    if find_spec("bitsandbytes") is not None:  # which has kernels for GPUs
+    if has_four_bits:
         import bitsandbytes  # noqa: F401
 
         packed = torch.library.Library("bitsandbytes", "IMPL")

@@ -10,13 +10,14 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import forkserver, popen_forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.forkserver import ForkServer
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,21 @@ _USED_WITH_DEEPSPEED = [
 ]  # the former at DeepSpeed's first step
 
 
+class _Server(ForkServer):
+    """A fork server that processes forked from the one that started it use as well."""
+
+    _starter = 0
+
+    def ensure_running(self) -> None:
+        if self._starter in (0, os.getpid()):
+            super().ensure_running()
+            self._starter = os.getpid()
+
+
 @cache
-def _server(has_deepspeed: bool) -> ForkServer:
+def _server(has_deepspeed: bool) -> _Server:
     """DeepSpeed is half of what the process would have to fork, and few ranks use it, so it has one of its own."""
-    server = ForkServer()
+    server = _Server()
     # A GPU that a server asked for would be lost to its ranks, and DeepSpeed asks when it is imported.
     preloads = has_deepspeed and os.environ["DS_ACCELERATOR"] == "cpu"
     server.set_forkserver_preload([*(_USED_WITH_DEEPSPEED if preloads else _USED), "tests.support.frozen"])
@@ -54,6 +66,12 @@ def _server(has_deepspeed: bool) -> ForkServer:
 @cache
 def _has_deepspeed(path: str) -> bool:
     return 'importorskip("deepspeed")' in Path(path).read_text()
+
+
+def start_servers(paths: Iterable[str]) -> None:
+    """Start what the ranks of these test files are forked from."""
+    for has_deepspeed in sorted(set(map(_has_deepspeed, paths))):
+        _server(has_deepspeed).ensure_running()
 
 
 class _Popen(popen_forkserver.Popen):
@@ -70,6 +88,19 @@ class _Process(_CONTEXT.Process):  # type: ignore[name-defined,misc]
     @staticmethod
     def _Popen(process: Any) -> _Popen:
         return _Popen(process)
+
+
+class _Output:
+    """Standard output and error of this process, which a rank takes over, whoever started its fork server."""
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
+        return _take_over, (DupFd(1), DupFd(2))  # type: ignore[no-untyped-call]
+
+
+def _take_over(*given: Any) -> None:
+    for number, one in enumerate(given, start=1):
+        os.dup2(held := one.detach(), number)
+        os.close(held)
 
 
 @dataclass
@@ -133,7 +164,7 @@ def start_ranks(function: Callable[..., Any], size: int, *args: Any, environ: di
     for rank in range(size):
         receiver, sender = _CONTEXT.Pipe(duplex=False)
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), **shared}
-        process = _Process(target=_child, args=(path, function.__qualname__, args, variables, sender))
+        process = _Process(target=_child, args=(path, function.__qualname__, args, variables, sender, _Output()))
         process.start()
         sender.close()
         ranks.processes.append(process)
@@ -172,7 +203,9 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-def _child(path: str, name: str, args: Sequence[Any], variables: dict[str, str], sender: Connection) -> None:
+def _child(
+    path: str, name: str, args: Sequence[Any], variables: dict[str, str], sender: Connection, output: None
+) -> None:
     os.environ.update(variables)
     os.fsync = lambda file: None  # type: ignore[assignment]  # as in the tests' own process, see conftest.py
     import torch

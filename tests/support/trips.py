@@ -1,7 +1,7 @@
 """Counts the round trips for which a worker waits, by the phase that its heartbeat shows.
 
 A round trip: the rank waits for something of the server's and has sent something since it last waited. What the server
-sends unasked, right behind something else, costs none. By kind:
+sends unasked, right behind something else, costs none; nor does what an early sum's thread alone waits for. By kind:
 
 - a message over the links, or a meeting's verdict: as said;
 - an operation of the store: one where it has an answer, two where torch asks twice (`get`), none for `set`;
@@ -12,6 +12,7 @@ sends unasked, right behind something else, costs none. By kind:
 from __future__ import annotations
 
 from collections import Counter
+from threading import current_thread
 from typing import Any
 
 from fedtorch.comm.job.links import Links
@@ -44,7 +45,8 @@ class Trips:
         original = getattr(owner, name)
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            note()
+            if current_thread().name != "fedtorch-early":
+                note()
             return original(*args, **kwargs)
 
         patch.setattr(owner, name, method)
@@ -65,7 +67,7 @@ class Trips:
 
         def wait(links: Links, topic: str, ranks: Any, limit_s: float) -> bool:
             is_there = original(links, topic, ranks, limit_s)
-            if is_there:
+            if is_there and current_thread().name != "fedtorch-early":
                 self._answered()
             return is_there
 

@@ -22,6 +22,13 @@ import fedtorch.main  # noqa: E402, F401
 
 with suppress(ImportError):
     import dp_accounting.pld  # noqa: F401
+with suppress(ImportError):  # for ranks that train adapters: a second each
+    import peft  # noqa: F401
+with suppress(ImportError):  # what keys, tags and masks are made with
+    import cryptography.hazmat.primitives.asymmetric.ed25519
+    import cryptography.hazmat.primitives.asymmetric.x25519
+    import cryptography.hazmat.primitives.ciphers.aead
+    import cryptography.hazmat.primitives.kdf.hkdf  # noqa: F401
 with suppress(ImportError):  # thousands of patterns, made when a first model is read from files
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 

@@ -184,6 +184,24 @@ def test_the_dry_run_tells_their_bytes_without_computing(tmp_path: Path, monkeyp
     assert less == kept < 0.3 * whole and f"activations (they are computed again): {less / 2**20:,.1f} MiB" in shown
 
 
+def test_an_engine_that_has_16_bits_of_its_own_keeps_no_copies_of_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed's module is in them, whose passes are counted here for real."""
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip("deepspeed")
+    keys = ["engine.kind=deepspeed", "engine.stage=3", "engine.precision=bf16"]
+    built = build(load("smoke/fedavg", keys), num_ranks=1, rank=0, is_for_count=True)
+    told = planned.activation_bytes(built)
+    real, kept = build(load("smoke/fedavg"), num_ranks=1, rank=0), Kept()
+    task, module = real.training, real.engine.module.bfloat16()
+    client = planned.largest_client(real)
+    kept.leave_out([*module.parameters(), *module.buffers()])
+    with counted(kept):
+        task.loss(module.train(), task.collate(task.load(client.name, "train")[: real.config.client.batch_size], True))
+    assert told == kept.bytes
+
+
 def test_a_steps_seconds_are_others_with_another_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So what was measured with the usual one is not taken for them."""
     monkeypatch.chdir(tmp_path)

@@ -133,6 +133,17 @@ class Liveness:
         gone = [r for r in awaited if self._seen[r].beat.get("left") or self._is_gone(r)]
         return gone or [r for r in awaited if now - self._seen[r].since > self.patience(r)]
 
+    def spared(self, recovers: bool) -> list[int]:
+        """Which of the others are missing, where the rest `recovers`.
+
+        Raises:
+            DeadlineError, TrustError: some are missing, and it does not; or the server is.
+        """
+        missing = self.missing(self.others)
+        if missing and (not recovers or 0 in missing):
+            raise self.error_of(missing)
+        return missing
+
     def dead(self, ranks: Collection[int]) -> list[int]:
         """Those of the ranks whose process is known to be gone."""
         return [rank for rank in ranks if self._is_gone(rank)]

@@ -94,10 +94,22 @@ class Transcript:
         self.agreed.append(agreed)
         self._words.update({int(rank): word for rank, word in nonces.items()})
 
-    def witness(self, rendezvous: Rendezvous, lost: Collection[int]) -> Witness:
-        """Make what this party needs to check sums: the first silo draws a key, and seals it for each of the others.
+    def witness(
+        self, rendezvous: Rendezvous, lost: Collection[int], *, has_records: bool = True, has_tags: bool = True
+    ) -> Witness:
+        """Make what this party needs to sign what it sends. lost: ranks that are away.
 
-        lost: ranks that are away.
+        has_records: do silos check rounds? has_tags: and their sums?
+        """
+        key, meeting = self._key_of_tags(rendezvous, lost) if has_tags else None, self.agreed[-1]
+        run = "" if has_records else meeting[:16]
+        known = self.signature.known
+        return Witness(known, self.rank, meeting, key, run=run, has_records=has_records, has_tags=has_tags)
+
+    def _key_of_tags(self, rendezvous: Rendezvous, lost: Collection[int]) -> bytes | None:
+        """Return the key by which silos check sums: the first one draws it, and seals it for each of the others.
+
+        lost: ranks that are away. None: this is the server.
 
         Raises:
             PreflightError: the server has not passed on what was sealed for this party.
@@ -118,7 +130,7 @@ class Transcript:
                     f"the server passes on a key of tags that `{self.signature.known.parties[first]}` has not sealed "
                     f"for this party: {error}"
                 ) from None
-        return Witness(self.signature.known, self.rank, self.agreed[-1], key)
+        return key
 
     def _box_key(self, other: int) -> bytes:
         """The key that this party and another one agree on; it seals one thing."""

@@ -1,4 +1,4 @@
-"""A witness: key and names that a party needs in sums that silos check, and what became of the last one."""
+"""A witness: key and names by which a party signs what it sends, and what became of the last sum."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from fedtorch.comm.job.parties import Identity
+from fedtorch.core.kept_vectors import KeptVectors
 from fedtorch.core.prime import Words
+from fedtorch.trust.policy.remote import GateKey
 from fedtorch.trust.receipts import Signed
 from fedtorch.trust.tags import TagKey, Whole
 
@@ -31,6 +35,8 @@ class Exchanged:
     """Rank -> what it has signed; on a silo its own."""
     total: Whole | None = None
     """On the server: the sum, int64, flat."""
+    room: Whole | None = None
+    """On the server: the memory of `total`, with room behind it for the tag of each of its leaves."""
     tags: Words | None = None
     """On the server: of the sum's leaves, with the pads of all that took part."""
     tree: Sequence[Sequence[bytes]] = ()
@@ -39,7 +45,7 @@ class Exchanged:
 
 @dataclass
 class Witness:
-    """A party in sums that silos check."""
+    """A party that signs what it sends, in sums that silos may check."""
 
     identity: Identity
     """This party, and who the others are."""
@@ -48,9 +54,13 @@ class Witness:
     meeting: str
     """Digest of what all parties have signed at the start."""
     key: bytes | None
-    """That all silos have in common; None: this is the server, which must not know it."""
+    """That all silos have in common; None: this is the server, which must not know it, or there are no tags."""
+    has_records: bool = True
+    """Does the server sign a record of each round, which silos look at? Otherwise there are receipts alone."""
+    has_tags: bool = True
+    """Are sums checked by tags? Otherwise every silo sends a part in every round, so that receipts show no cohort."""
     run: str = ""
-    """Name of the run, by its first record."""
+    """Name of the run, by its first record; without records that of the meeting."""
     weights: str = ""
     """Root of what clients of the round under way have trained from."""
     own: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -58,11 +68,24 @@ class Witness:
     number of its update; on the server of all, on a silo of its own. None where nothing of them does."""
     last: Exchanged | None = None
     """The exchange that was made last."""
+    _kept: KeptVectors = field(default_factory=KeptVectors)
+    """memory of exchanges before"""
+
+    def lend(self, count: int) -> Whole:
+        """Memory for so many numbers, from an exchange before: a first touch costs as much as what is done in it."""
+        found: Whole = self._kept.lend(count, torch.int64).numpy()
+        return found
 
     @property
     def party(self) -> str:
         """Name of this party."""
         return self.identity.parties[self.rank]
+
+    @property
+    def gate(self) -> GateKey | None:
+        """The gate that has this party's key; None: it is here."""
+        key = self.identity.key
+        return key if isinstance(key, GateKey) else None
 
     def sign(self, kind: str, about: Mapping[str, Any]) -> Signed:
         """Sign a text of this run. about: what it says beside that."""

@@ -51,6 +51,8 @@ class AcceptedUpdates(ABC):
     """Of the run, from 0."""
     sums_only: bool = False
     """Are no updates to be had but in sums, which silos check?"""
+    all_send: bool = False
+    """Is there a sum of no updates too, to which every worker sends its part?"""
     kept: dict[str, float]
     """Client -> the share of its weight that counts; for an algorithm to fill in, and for the records."""
 
@@ -157,7 +159,7 @@ class AcceptedUpdates(ABC):
         terms = [(report, 1.0) for report in self.reports]
         try:
             total, check = torch.zeros(self.size, dtype=SUM_DTYPE), None
-            for singly in ((False,) if self.sums_only else (False, True)) if terms else ():
+            for singly in ((False,) if self.sums_only else (False, True)) if terms or self.all_send else ():
                 check = LimitCheck(self.reports, scale, self.size, limit)
                 total = self._sum_by_places(scale, terms, check, singly=singly)
                 if not check.problems:

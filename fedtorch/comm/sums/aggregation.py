@@ -66,6 +66,9 @@ from fedtorch.comm.transport.windows import SUM_DTYPE
 from fedtorch.core.errors import PreflightError
 from fedtorch.core.update import UpdateBuffer
 from fedtorch.privacy.public_sum import Masking
+from fedtorch.privacy.secure_sum.party import Party
+from fedtorch.privacy.secure_sum.terms import SumTerms
+from fedtorch.privacy.secure_sum.texts import OwnParty, TextParty
 
 IN_FLIGHT = 4  # windows on the way per sending rank
 
@@ -113,7 +116,7 @@ class Aggregation:
     masking: Masking | None
     """Masking of a secure sum, beside which nothing may be asked of a rank; None: there is no secure sum."""
     witness: Witness | None
-    """Where silos check the sums: what this party needs for that. Then each of them sends one sum, or a masked part."""
+    """Where parties sign what they send: what this one needs for that. Then each sends it to the server alone."""
     sworn: str = ""
     """What all parties have sworn to before; empty where they do not sign with keys of their own."""
     is_secret: bool = False
@@ -124,12 +127,28 @@ class Aggregation:
         """May ranks read each other's updates? All ranks know the same, once the group is connected."""
         return self.memory.is_open and self.group.shares_memory and not self.is_secret
 
-    def silos_part(self, terms: Sequence[Term], scale: SumScale) -> SilosPart | None:
-        """On a silo: what it does with its part beside sending it, where sums are checked."""
+    @property
+    def all_send(self) -> bool:
+        """Does every worker send a sum, one of nothing too, so that what parties sign does not tell who has a part?"""
+        return self.is_checked and self.is_secret
+
+    @property
+    def is_checked(self) -> bool:
+        """Do silos look at records of rounds, in which each of them has sent one part?"""
+        return self.witness is not None and self.witness.has_records
+
+    def party(self, terms: SumTerms) -> TextParty:
+        """On a silo: its side of a secure sum; where it has a gate the secrets of that are there."""
+        gate = None if self.witness is None else self.witness.gate
+        return OwnParty(Party(self.group.rank, terms)) if gate is None else gate.party(terms)
+
+    def silos_part(self, way: str, terms: Sequence[Term], scale: SumScale) -> SilosPart | None:
+        """On a silo: what it does with its part beside sending it, where parties sign what they send."""
         if self.witness is None:
             return None
         told = [(self.names[term.client], term.weight) for term in terms]
-        return SilosPart(self.witness, self.group, self.round, scale.exponent, told)
+        own = [(self.names[term.client], term.weight) for term in terms if term.rank == self.group.rank]
+        return SilosPart(self.witness, self.group, self.round, scale.exponent, told, own, way)
 
     def servers_part(self, scale: SumScale, size: int) -> ServersPart | None:
         """On the server: what it does with the parts beside adding them. size: numbers of each."""
@@ -223,7 +242,8 @@ class Aggregation:
         if op in (Op.REDUCE, Op.MASKED):
             return [length * SUM_DTYPE.itemsize for _ in self.group.members]
         if op is Op.SEND_SUMS:
-            return [length * SUM_DTYPE.itemsize if held[rank] else 0 for rank in self.group.members]
+            sends = [held[rank] or (self.all_send and rank) for rank in self.group.members]
+            return [length * SUM_DTYPE.itemsize if each else 0 for each in sends]
         return [each * held[rank] if op in (Op.SEND_UPDATES, Op.SEND_ONE) else 0 for rank in self.group.members]
 
     def _find(self, client: int, length: int) -> Tensor | Problem:

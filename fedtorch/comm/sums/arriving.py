@@ -35,11 +35,11 @@ class Incoming(NamedTuple):
             check.see_damage(self.rank, self.clients)
 
 
-def by_rank(remote: Sequence[Incoming]) -> list[Incoming]:
-    """The sums that ranks send in place of these updates."""
+def by_rank(remote: Sequence[Incoming], always: Sequence[int] = ()) -> list[Incoming]:
+    """The sums that ranks send in place of these updates. always: ranks that send one of no update too."""
     return [
         Incoming(rank, tuple(each.clients[0] for each in remote if each.rank == rank), None)
-        for rank in distinct(remote)
+        for rank in always or distinct(remote)
     ]
 
 

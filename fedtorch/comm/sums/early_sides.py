@@ -22,7 +22,6 @@ from fedtorch.comm.sums.local_updates import send_sum, send_updates
 from fedtorch.comm.sums.reproducible import RunningSum, SumScale
 from fedtorch.comm.sums.sending_pace import SendingPace
 from fedtorch.comm.transport.digests import WindowDigest
-from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.window_memory import give_back
 from fedtorch.comm.transport.windows import SUM_DTYPE, windows
 from fedtorch.core.names import Names
@@ -51,30 +50,34 @@ class EarlySender(Early):
                 queued = self._queue.get()
                 is_over = queued is None
                 part += [] if queued is None else [queued]
-            if part:
+            if part and not self._is_void:
                 self._send(number, part)
             if is_over:
+                if self._is_void:
+                    self._store.set(_void(self._key, self._main.group.rank), "")
                 return
             part = []
 
     def _bytes(self, count: int) -> int:
-        local = self._main.local
-        return local.size * (local.dtype.itemsize if count == 1 else SUM_DTYPE.itemsize)
+        return self._size * (self._main.local.dtype.itemsize if count == 1 else SUM_DTYPE.itemsize)
 
     def _pays(self, count: int) -> bool:
         return self._pace.pays(self._bytes(count), time.monotonic())
 
     def _send(self, number: int, part: list[Queued]) -> None:
         aggregation = self._aside
-        own = [(aggregation.local.get(aggregation.names[client]), weight) for client, weight in part]
+        try:
+            own = [(aggregation.local.get(aggregation.names[client]), weight) for client, weight in part]
+        except KeyError:  # void by now
+            return
         note = {"clients": [client for client, _ in part], "weights": [weight.hex() for _, weight in part]}
         self._store.set(f"{self._key}/{aggregation.group.rank}/{number}", json.dumps(note))
         self._store.add(self._key, 1)
-        size, began_s = aggregation.local.size, time.monotonic()
+        began_s = time.monotonic()
         if len(own) == 1:
-            send_updates([own[0][0]], aggregation, size, in_windows=True)
+            send_updates([own[0][0]], aggregation, self._size, in_windows=True)
         else:
-            send_sum(aggregation, (), own, self._scale, size)
+            send_sum(aggregation, (), own, self._scale, self._size)
         self._pace.see_sent(self._bytes(len(own)), time.monotonic() - began_s)
 
 
@@ -85,37 +88,39 @@ class EarlyReceiver(Early):
         self,
         aggregation: Aggregation,
         store: Store,
-        scale: SumScale,
+        exponent: int | None,
         pace: SendingPace,
+        size: int,
         expected: Mapping[int, Collection[str]],
     ) -> None:
         """expected: rank -> clients whose updates may come from it, of lost ranks too, from which nothing comes."""
-        local, places = aggregation.local, Names.of(aggregation.names)
+        places = Names.of(aggregation.names)
         self._expected = {rank: {*map(places.place, expected.get(rank, ()))} for rank in aggregation.group.members}
-        self._sum = RunningSum(local.size, scale, local.sums)
+        self._sum: RunningSum
         self._weights: dict[str, float] = {}
         self._parts: list[tuple[Incoming, float, bool]] = []  # with squares, and whether it is what was sent
         self._next = dict.fromkeys(aggregation.group.members[1:], 0)
         self._announced = 0
-        super().__init__(aggregation, store, scale, pace)
+        super().__init__(aggregation, store, exponent, pace, size)
 
     def sum_of(
         self, scale: SumScale, weighted: Sequence[tuple[Report, float]], check: SumCheck, dtype: torch.dtype
     ) -> Tensor | None:
         """Return the sum of what came early; None: that is not what counts now, so it is sent again."""
         weights = {report.client: weight for report, weight in weighted}
-        is_done = not (self._thread.is_alive() or self._problem)
-        if not is_done or (scale.exponent, weights) != (self._scale.exponent, self._weights):
+        is_done = not (self._thread.is_alive() or self._problem or self._is_void)
+        if not is_done or (scale.exponent, weights) != (self._exponent, self._weights):
             log.debug("round %d: what was sent early is not what counts; it is sent again", self._main.round + 1)
             return None
         for part, squares, is_whole in self._parts:
             part.show(check, squares, is_whole=is_whole)
         local = self._main.local
-        out = local.sums.lend(local.size, dtype)
+        out = local.sums.lend(self._size, dtype)
         check.see_sum(self._sum.write(out, scale), out)
         return out
 
     def _run(self) -> None:
+        self._sum = RunningSum(self._size, self._scale, self._main.local.sums)
         while not self._main.group.is_broken:
             try:
                 queued: tuple[Queued | None, ...] = (self._queue.get(timeout=_POLL_S),)
@@ -127,12 +132,17 @@ class EarlyReceiver(Early):
                 while any([self._receive_next(rank) for rank in self._next]):
                     pass
             if is_last:
-                self._store.delete([self._key])
+                voids = [key for rank in self._next if self._store.has([key := _void(self._key, rank)])]
+                self._is_void |= bool(voids)
+                self._store.delete([self._key, *voids])
                 return
 
     def _add_own(self, client: int, weight: float) -> None:
         name = self._main.names[client]
-        grad = self._main.local.get(name)
+        try:
+            grad = self._main.local.get(name)
+        except KeyError:  # void by now
+            return
         for start, stop in windows(len(grad)):
             self._sum.add(start, grad[start:stop], weight)
         self._weights[name] = weight
@@ -156,7 +166,7 @@ class EarlyReceiver(Early):
     def _receive(self, part: Incoming) -> None:
         group, local = self._aside.group, self._main.local
         dtype = SUM_DTYPE if part.weight is None else local.dtype
-        spans, squares, digests = [*windows(local.size)], 0.0, []
+        spans, squares, digests = [*windows(self._size)], 0.0, []
         came = arriving(self._aside, [(part.rank, stop - start) for start, stop in spans], dtype)
         for (start, _), window in zip(spans, came, strict=True):
             incoming = WindowDigest(len(window), window.dtype)
@@ -165,7 +175,7 @@ class EarlyReceiver(Early):
             digests.append(incoming.digest)
         give_back(group)
         self._parts.append((part, squares, group.receive_numbers(len(digests), part.rank) == digests))
-        self._main.meter.count("up", "aggregate", physical=local.size * dtype.itemsize)
+        self._main.meter.count("up", "aggregate", physical=self._size * dtype.itemsize)
 
 
 def begin_early(
@@ -176,29 +186,30 @@ def begin_early(
     expected: Mapping[int, Collection[str]],
     former: Early | None = None,
 ) -> Early | None:
-    """Begin, on all ranks alike; None on all of them where it would not help, or the server has no scale.
+    """Begin, on all ranks alike; None on all of them where it would not help. Waits for nobody.
 
     It does not help where ranks share memory: sending costs the training its cores, and a sum from memory that all can
-    read waits for nothing that is sent.
+    read waits for nothing that is sent. Nor is there an early sum of updates of several lengths.
 
     exponent: of the scale; only the server's counts. exchange: `system.exchange`. expected: see `Communicator`. former:
     of an earlier round.
     """
     group, local = aggregation.group, aggregation.local
+    if aggregation.witness is not None:
+        return None  # nothing leaves before all have signed what they have got
     senders, own = sum(bool(expected[rank]) for rank in expected if rank), len(expected.get(group.rank, ()))
-    if not senders or exchange == "reduce" or (exchange == "auto" and senders > MOST_SENDERS):
+    lengths = {local.length(client) for client in {name for names in expected.values() for name in names}}
+    if not senders or len(lengths) > 1 or exchange == "reduce" or (exchange == "auto" and senders > MOST_SENDERS):
         return None
-    if exchange == "auto" and aggregation.reads_in_place:  # so it is on all ranks, which need not meet for it
-        return None
-    most = own * local.size * SUM_DTYPE.itemsize if group.rank else 0
-    group.agree(Op.EARLY, round=aggregation.round, length=local.size, dtype=local.dtype, num_bytes=most)
-    is_late = exchange == "auto" and aggregation.reads_in_place
-    told = torch.tensor([exponent is not None and not is_late, exponent or 0], dtype=torch.int64)
-    group.broadcast_numbers(told)
-    is_known, servers = told.tolist()
-    if not is_known:
+    group.connect()
+    if exchange == "auto" and aggregation.reads_in_place:  # all ranks know it by now
         return None
     pace = SendingPace(own, time.monotonic(), former._pace.s_per_byte if former else 0.0)
     if group.rank:
-        return EarlySender(aggregation, store, SumScale(servers), pace)
-    return EarlyReceiver(aggregation, store, SumScale(servers), pace, expected)
+        return EarlySender(aggregation, store, None, pace, lengths.pop())
+    return EarlyReceiver(aggregation, store, exponent, pace, lengths.pop(), expected)
+
+
+def _void(key: str, rank: int) -> str:
+    """Where a rank says that an update that it has put does not count."""
+    return f"{key}/{rank}/void"

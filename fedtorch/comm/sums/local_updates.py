@@ -17,12 +17,13 @@ from fedtorch.comm.sums.checks import SumCheck, as_integers, as_numbers, project
 from fedtorch.comm.sums.device_sum import DeviceAccumulator, accumulator_for
 from fedtorch.comm.sums.masked import take_part
 from fedtorch.comm.sums.reproducible import Accumulator, SumScale
+from fedtorch.comm.sums.witnessed import SilosPart
 from fedtorch.comm.transport.digests import WindowDigest, window_digest
 from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.process_group import Transfer
 from fedtorch.comm.transport.window_memory import OutgoingWindows
 from fedtorch.comm.transport.windows import SUM_DTYPE, WINDOW, windows
-from fedtorch.core.errors import FedtorchError, PreflightError, RefusedUpdatesError, TrustError
+from fedtorch.core.errors import FedtorchError, PolicyError, PreflightError, RefusedUpdatesError, TrustError
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError
 
 
@@ -30,9 +31,17 @@ def answer_requests(aggregation: Aggregation) -> None:
     """On every rank but the server: take part in what the server requests, until it is done.
 
     Raises:
+        TrustError: this side's gate lets nothing of it out; the others wait in the exchange, so they cannot be told.
         RefusedUpdatesError: the server has refused updates and is going to decide again.
         FedtorchError: the server gave up.
     """
+    try:
+        _answer_all(aggregation)
+    except PolicyError as error:
+        raise TrustError(str(error)) from error
+
+
+def _answer_all(aggregation: Aggregation) -> None:
     while True:
         op, terms, scale = aggregation.receive_request()
         if op is Op.DONE:
@@ -46,11 +55,7 @@ def answer_requests(aggregation: Aggregation) -> None:
                 f"the server asks for updates as they are ({op.name}) in round {aggregation.round + 1} of a run with "
                 "privacy.secure_sum; nothing is sent to it"
             )
-        if aggregation.witness is not None and op not in (Op.SEND_SUMS, Op.MASKED):
-            raise TrustError(
-                f"the server asks for updates one by one ({op.name}) in round {aggregation.round + 1} of a run with "
-                "trust.verify, in which each party sends one sum; nothing is sent to it"
-            )
+        _refuse_unsigned(aggregation, op)
         own, size = aggregation.agree(op, terms), aggregation.length(terms)
         if op is Op.SUM_SLICES:
             sum_slices.take_part(aggregation, terms, scale)
@@ -61,7 +66,21 @@ def answer_requests(aggregation: Aggregation) -> None:
         elif op is Op.SEND_SUMS:
             send_sum(aggregation, terms, own, scale, size)
         else:
-            send_updates([grad for grad, _ in own], aggregation, size, in_windows=op is Op.SEND_UPDATES)
+            signed = aggregation.silos_part("updates", terms, scale) if own else None
+            send_updates([grad for grad, _ in own], aggregation, size, in_windows=op is Op.SEND_UPDATES, signed=signed)
+
+
+def _refuse_unsigned(aggregation: Aggregation, op: Op) -> None:
+    """Raises TrustError: parties sign what they send, and not in this way."""
+    if aggregation.witness is None or op in (Op.SEND_SUMS, Op.MASKED):
+        return
+    if aggregation.is_checked or op not in (Op.SEND_UPDATES, Op.SEND_ONE):
+        what = "one sum" if aggregation.is_checked else "what it signs to the server alone"
+        key = "trust.verify" if aggregation.is_checked else "trust.members"
+        raise TrustError(
+            f"the server asks for updates in another way ({op.name}) in round {aggregation.round + 1} of a run with "
+            f"{key}, in which each party sends {what}; nothing is sent to it"
+        )
 
 
 def reduce_sum(
@@ -129,9 +148,10 @@ def send_sum(
     size: int,
 ) -> None:
     """Add up this rank's updates and send the server the sum, if there is any, while the next window is added."""
-    group, local, witnessed = aggregation.group, aggregation.local, aggregation.silos_part(terms, scale)
+    group, local, sends = aggregation.group, aggregation.local, bool(own) or aggregation.all_send
+    witnessed = aggregation.silos_part("sum", terms, scale) if sends else None
     lender = OutgoingWindows(group, local.sums)
-    idle = [Accumulator(min(size, WINDOW), local.dtype, lender) for _ in range(IN_FLIGHT if own else 0)]
+    idle = [Accumulator(min(size, WINDOW), local.dtype, lender) for _ in range(IN_FLIGHT if sends else 0)]
     sending: deque[tuple[Transfer, Accumulator]] = deque()
     digests: list[int] = []
 
@@ -140,7 +160,7 @@ def send_sum(
         group.wait(transfer)
         idle.append(accumulator)
 
-    for start, stop in windows(size) if own else ():
+    for start, stop in windows(size) if sends else ():
         if not idle:
             finish()
         accumulator = idle.pop()
@@ -151,24 +171,33 @@ def send_sum(
         window = _checked(accumulator.partial(stop - start, outgoing), stop - start)
         sending.append((group.start_send(window), accumulator))
         if witnessed is not None:
-            witnessed.see(window.numpy())
-            witnessed.see_sent(window.numpy())
+            witnessed.see_sum(window.numpy())
         digests.append(outgoing.digest)
         aggregation.meter.count("up", "aggregate", physical=8 * (stop - start))
     while sending:
         finish()
     group.send_numbers(digests)
-    if witnessed is not None and own:
+    if witnessed is not None:
         witnessed.send()
 
 
-def send_updates(grads: Sequence[Tensor], aggregation: Aggregation, size: int, *, in_windows: bool) -> None:
+def send_updates(
+    grads: Sequence[Tensor],
+    aggregation: Aggregation,
+    size: int,
+    *,
+    in_windows: bool,
+    signed: SilosPart | None = None,
+) -> None:
+    """Send the server this rank's updates as they are; in_windows: of all of them a window before the next one."""
     group = aggregation.group
     sending: deque[Transfer] = deque()
     digests: list[int] = []
     for start, stop in windows(size) if in_windows else [(0, size)]:
-        for grad in grads:
+        for place, grad in enumerate(grads):
             window = _checked(grad[start:stop], stop - start)
+            if signed is not None:
+                signed.see_sent(window.numpy(), place)
             sending.append(group.start_send(window))
             digests.append(window_digest(window))
             if len(sending) > 2 * IN_FLIGHT:
@@ -176,6 +205,8 @@ def send_updates(grads: Sequence[Tensor], aggregation: Aggregation, size: int, *
     for transfer in sending:
         group.wait(transfer)
     group.send_numbers(digests)
+    if signed is not None:
+        signed.send()
     aggregation.meter.count("up", "aggregate", physical=sum(grad.nbytes for grad in grads))
 
 

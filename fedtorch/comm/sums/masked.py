@@ -24,8 +24,9 @@ from fedtorch.comm.transport.digests import window_digest
 from fedtorch.comm.transport.windows import windows
 from fedtorch.core.errors import PreflightError
 from fedtorch.privacy.secure_sum.collector import Collector
-from fedtorch.privacy.secure_sum.party import Party, PublicKeys, Revealed
+from fedtorch.privacy.secure_sum.party import PublicKeys, Revealed
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms
+from fedtorch.privacy.secure_sum.texts import TextParty
 
 PHASES = ("sum_keys", "sum_shares", "sum_masks", "sum_reveal")
 """For faults: before a party's part in each of the four steps."""
@@ -50,8 +51,12 @@ class Notes:
         self.attempt = f"{self.group.generation}.{self.group.sequence}"
 
     def leave(self, what: str, about: object, rank: int | str = "") -> None:
-        """Write."""
-        self.group.store.set(self._key(what, rank), json.dumps(about))
+        """Write what is said as JSON."""
+        self.write(what, json.dumps(about), rank)
+
+    def write(self, what: str, text: str, rank: int | str = "") -> None:
+        """Write a text that is JSON."""
+        self.group.store.set(self._key(what, rank), text)
 
     def read(self, what: str, rank: int | str = "") -> Any:
         """Return the note's text.
@@ -140,17 +145,23 @@ class Notes:
     def _writer(what: str, rank: int | str) -> int:
         return rank if what in _OF_PARTIES and isinstance(rank, int) else 0
 
-    def check_roster(self, keys: Mapping[int, PublicKeys]) -> None:
+    def check_roster(self, keys: Mapping[int, PublicKeys]) -> dict[int, str]:
         """Where parties sign with keys of their own: has each of them written the keys that the server names for it?
+
+        Returns their signed notes, by rank; none where there are no such keys.
 
         Raises:
             BrokenProtocolError: it has not; the server could read what it masks.
         """
         if not self.is_personal:
-            return
-        for rank, said in self.read_all("keys", keys).items():
+            return {}
+        texts = self.group.store.signed_texts([self._key("keys", rank) for rank in keys])
+        signed = dict(zip(keys, texts, strict=True))
+        for rank, text in signed.items():
+            said = json.loads(self.group.store.signature.check(self._key("keys", rank), text, rank))
             if said != [key.hex() for key in keys[rank]]:
                 raise BrokenProtocolError(f"the server names other keys for the party {rank} than that one has signed")
+        return signed
 
     @property
     def is_personal(self) -> bool:
@@ -199,15 +210,15 @@ def take_part(
         agreed = _checked(aggregation, begun, terms, notes.attempt)
         if group.rank not in agreed.parties:
             return
-        party = Party(group.rank, agreed)
+        party = aggregation.party(agreed)
         aggregation.faults(PHASES[0], round=aggregation.round)
-        notes.leave("keys", [key.hex() for key in party.keys()], group.rank)
+        notes.write("keys", party.keys(), group.rank)
         if (roster := notes.await_server("roster")) is None:
             return
         aggregation.faults(PHASES[1], round=aggregation.round)
         keys = {int(rank): PublicKeys(*map(bytes.fromhex, pair)) for rank, pair in roster.items()}
-        notes.check_roster(keys)
-        notes.leave("shares", {rank: box.hex() for rank, box in party.share(keys).items()}, group.rank)
+        signed = notes.check_roster(keys)
+        notes.write("shares", party.share(keys, signed), group.rank)
         if (boxes := notes.await_server("boxes", group.rank)) is None:
             return
         party.open_shares({int(rank): bytes.fromhex(box) for rank, box in boxes.items()})
@@ -221,7 +232,7 @@ def take_part(
         raise PreflightError(f"a note of the server in a secure sum is none ({type(error).__name__})") from error
 
 
-def _answer(aggregation: Aggregation, notes: Notes, party: Party, arrived: Sequence[int], part: str) -> None:
+def _answer(aggregation: Aggregation, notes: Notes, party: TextParty, arrived: Sequence[int], part: str) -> None:
     """Help to remove the masks of those that have arrived. part: digest of this party's own.
 
     Raises:
@@ -237,8 +248,7 @@ def _answer(aggregation: Aggregation, notes: Notes, party: Party, arrived: Seque
         weights = aggregation.sworn.partition(" ")[0]  # what follows is of this meeting, and other after a restart
         about = {"weights": weights, "parties": str(sorted(arrived)), "part": part}
         masking.answers.give(aggregation.round, about)
-    answer = party.reveal(arrived)
-    notes.leave("answer", [{str(i): hex(share) for i, share in kind.items()} for kind in answer], rank)
+    notes.write("answer", party.reveal(arrived), rank)
 
 
 def _checked(aggregation: Aggregation, begun: Mapping[str, Any], terms: Sequence[Term], attempt: str) -> SumTerms:
@@ -262,7 +272,7 @@ def _checked(aggregation: Aggregation, begun: Mapping[str, Any], terms: Sequence
 
 def _send_masked(
     aggregation: Aggregation,
-    party: Party,
+    party: TextParty,
     terms: Sequence[Term],
     own: Sequence[tuple[Tensor, float]],
     scale: SumScale,
@@ -270,7 +280,7 @@ def _send_masked(
 ) -> str:
     """Window by window; what is sent is the only copy. Returns a digest of the part without masks."""
     group, digests = aggregation.group, list[int]()
-    witnessed, content = aggregation.silos_part(terms, scale), hashlib.sha256()
+    witnessed, content = aggregation.silos_part("masked", terms, scale), hashlib.sha256()
     factor = np.float64(scale.scaled(1.0))
     for start, stop in windows(size):
         part = np.zeros(stop - start, np.int64)
@@ -312,7 +322,7 @@ def collect(
     notes = Notes(aggregation)
     agreed = SumTerms(**terms, attempt=notes.attempt, common=aggregation.sworn)
     server, parties = Collector(agreed), agreed.parties
-    witnessed = aggregation.servers_part(scale, size)
+    witnessed = aggregation.servers_part(scale, size if aggregation.is_checked else 0)
     about = {name: getattr(agreed, name) for name in ("run", "round", "attempt", "parties", "threshold")}
     notes.leave("begin", about)
     try:
@@ -335,7 +345,7 @@ def collect(
     server.prepare()
     for start, stop in windows(size):
         server.unmask(total[start:stop])
-    if witnessed is not None:
+    if witnessed is not None and aggregation.is_checked:
         witnessed.see_sum(0, total.view(np.int64))
         witnessed.unmask(server.unmask_tags)
     notes.forget(parties)

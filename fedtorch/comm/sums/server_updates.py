@@ -54,8 +54,8 @@ class DistributedUpdates(AcceptedUpdates):
         super().__init__(reports, aggregation.local, aggregation.round)
         self._aggregation, self._group = aggregation, aggregation.group
         self._places, self._exchange, self._early = places, exchange, early
-        self.sums_only = aggregation.witness is not None
-        self._receiving: tuple[Transfer, Tensor, int] | None = None
+        self.sums_only, self.all_send = aggregation.is_checked, aggregation.all_send
+        self._receiving: tuple[Transfer, Tensor, int, ServersPart | None] | None = None
 
     def finish(self, op: Op) -> None:
         """Tell the other ranks that the server is done, or has given up."""
@@ -83,7 +83,8 @@ class DistributedUpdates(AcceptedUpdates):
         for own, _ in self._aggregation.agree(Op.SEND_ONE, terms):
             return own
         buffer = buffer[: self.lengths[self.reports[place].client]]
-        self._receiving = self._group.start_receive(buffer, terms[0].rank), buffer, terms[0].rank
+        signed = self._aggregation.servers_part(SumScale(0), 0)
+        self._receiving = self._group.start_receive(buffer, terms[0].rank), buffer, terms[0].rank, signed
         self._aggregation.meter.count("up", "aggregate", physical=buffer.nbytes)
         return buffer
 
@@ -94,9 +95,12 @@ class DistributedUpdates(AcceptedUpdates):
         """
         if self._receiving is None:
             return ""
-        (transfer, buffer, rank), self._receiving = self._receiving, None
+        (transfer, buffer, rank, signed), self._receiving = self._receiving, None
         self._group.wait(transfer)
         is_whole = self._group.receive_numbers(1, rank) == [window_digest(buffer)]
+        if signed is not None:
+            signed.see_part(rank, buffer.numpy())
+            signed.finish([rank])
         return "" if is_whole else f"its update {DAMAGED}"
 
     def _windows(self, damaged: dict[str, str]) -> Iterator[Tensor]:
@@ -114,7 +118,8 @@ class DistributedUpdates(AcceptedUpdates):
             if term.rank != 0
         ]
         size = self._aggregation.length(terms)
-        arriving = self._arriving(remote, self.dtype, size)
+        signed = self._aggregation.servers_part(SumScale(0), 0)
+        arriving = self._watched(remote, self.dtype, size, signed)
         window = torch.empty(len(terms), min(size, WINDOW), dtype=self.dtype)
         digests: list[int] = []
         for start, stop in windows(size):
@@ -130,6 +135,8 @@ class DistributedUpdates(AcceptedUpdates):
         give_back(self._group)
         for place in self._damaged(remote, digests):
             damaged[remote[place].clients[0]] = f"its update {DAMAGED}"
+        if signed is not None:
+            signed.finish(distinct(remote))
         self._aggregation.meter.count("up", "aggregate", physical=size * self.dtype.itemsize * len(remote))
 
     def _term(self, report: Report, weight: float) -> Term:
@@ -157,7 +164,8 @@ class DistributedUpdates(AcceptedUpdates):
             for term, (report, _) in zip(terms, weighted, strict=True)
             if term.rank != 0
         ]
-        self._receive(by_rank(remote) if op is Op.SEND_SUMS else remote, own, scale, (out, check))
+        summed = by_rank(remote, self._group.members[1:] if self._aggregation.all_send else ())
+        self._receive(summed if op is Op.SEND_SUMS else remote, own, scale, (out, check))
         return out
 
     def _sum_in_slices(
@@ -168,7 +176,8 @@ class DistributedUpdates(AcceptedUpdates):
         Not of parts of vectors, nor where a rank may not know of others' clients, nor if a rank cannot read an update.
         """
         is_whole = into[0].dtype == self.dtype == torch.float32 and len(into[0]) == self._aggregation.local.size
-        can_be_reached = self._aggregation.reads_in_place and self._aggregation.memory.place(into[0]) != NOWHERE
+        reads = self._aggregation.reads_in_place and self._aggregation.witness is None
+        can_be_reached = reads and self._aggregation.memory.place(into[0]) != NOWHERE
         if not (is_whole and can_be_reached and terms and self._exchange == "auto"):
             return False
         self._aggregation.broadcast_request(Request(Op.SUM_SLICES, terms, scale))
@@ -211,7 +220,8 @@ class DistributedUpdates(AcceptedUpdates):
         """
         if self.sums_only:
             return Op.SEND_SUMS
-        if self._aggregation.local.device.type != "cpu" and not self._aggregation.is_secret:
+        sends = self._aggregation.is_secret or self._aggregation.witness is not None
+        if self._aggregation.local.device.type != "cpu" and not sends:
             return Op.REDUCE
         held = Counter(term.rank for term in terms)
         return choose(
@@ -219,7 +229,7 @@ class DistributedUpdates(AcceptedUpdates):
             self.dtype.itemsize,
             self._exchange,
             machines=self._group.machines,
-            is_secret=self._aggregation.is_secret,
+            is_secret=sends,
         )
 
     def _receive(
@@ -231,11 +241,10 @@ class DistributedUpdates(AcceptedUpdates):
     ) -> None:
         """Add this rank's own updates and what the other ranks send, in this order. into: see `reduce_sum`."""
         out, check = into
-        witnessed = self._aggregation.servers_part(scale, len(out))
+        signed = self._aggregation.servers_part(scale, len(out) if self._aggregation.is_checked else 0)
+        witnessed = signed if self._aggregation.is_checked else None
         dtype = SUM_DTYPE if any(each.weight is None for each in remote) else self.dtype
-        arriving = self._arriving(remote, dtype, len(out))
-        if witnessed is not None:
-            arriving = witnessed.watching(arriving, [each.rank for each in remote])
+        arriving = self._watched(remote, dtype, len(out), signed)
         accumulator = Accumulator(min(len(out), WINDOW), self.dtype, self._aggregation.local.sums)
         squares = [0.0] * len(remote)
         digests: list[int] = []
@@ -259,9 +268,16 @@ class DistributedUpdates(AcceptedUpdates):
             if not remote or remote[-1].weight is not None or witnessed is not None:
                 accumulator.result(out[start:stop])
         give_back(self._group)
-        self._compare(remote, digests, squares, check, witnessed)
+        self._compare(remote, digests, squares, check, signed)
         check.see_sum(accumulator.squares, out)
         self._aggregation.meter.count("up", "aggregate", physical=out.numel() * dtype.itemsize * len(remote))
+
+    def _watched(
+        self, remote: Sequence[Incoming], dtype: torch.dtype, size: int, signed: ServersPart | None
+    ) -> Iterator[Tensor]:
+        """As `_arriving`; each is shown to what compares it with the senders' receipts."""
+        arriving = self._arriving(remote, dtype, size)
+        return arriving if signed is None else signed.watching(arriving, [each.rank for each in remote])
 
     def _arriving(self, remote: Sequence[Incoming], dtype: torch.dtype, size: int) -> Iterator[Tensor]:
         """Yield the others' vectors window by window, in this order."""
@@ -274,14 +290,14 @@ class DistributedUpdates(AcceptedUpdates):
         digests: Sequence[int],
         squares: Sequence[float],
         check: SumCheck,
-        witnessed: ServersPart | None,
+        signed: ServersPart | None,
     ) -> None:
         """Compare what came with what was sent, reported and signed. digests: of the windows, as they came."""
         damaged = self._damaged(remote, digests)
         for place, each in enumerate(remote):
             each.show(check, squares[place], is_whole=place not in damaged)
-        if witnessed is not None:
-            witnessed.finish([each.rank for each in remote])
+        if signed is not None:
+            signed.finish(distinct(remote))
 
     def _damaged(self, remote: Sequence[Incoming], digests: Sequence[int]) -> set[int]:
         """The places in `remote` of which a window is not what was sent."""

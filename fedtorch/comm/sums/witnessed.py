@@ -1,14 +1,13 @@
-"""Both sides of a sum that silos can check: tags and receipts go with the parts, and the server keeps what they add to.
+"""Both sides of what parties sign: a receipt goes with all that a silo sends, and the server compares both.
 
-A silo sends its part as one sum of whole numbers, or masked. After it come the tags of its leaves, and a receipt that
-it has signed: what it had received, what it sent, and the numbers that its clients are weighed by. The server compares
-what arrived with the receipt and keeps the sum as whole numbers; what silos then do with it is in
-`rounds.checked_rounds`.
+The receipt says what the silo had received and what it sends, so that bytes of a stranger are refused. Where silos
+check sums, a silo sends its part as one sum of whole numbers, or masked; the tags of its leaves go with it, and the
+receipt has the numbers that its clients are weighed by. The server then keeps the sum as whole numbers; what silos do
+with it is in `rounds.checked_steps`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
@@ -24,22 +23,27 @@ from fedtorch.comm.transport.group import Group
 from fedtorch.core.errors import PreflightError, TrustError
 from fedtorch.core.prime import Words, added
 from fedtorch.trust.merkle import LEAF, leaves, root_of
+from fedtorch.trust.policy.parts import SALT_BYTES, salted
 from fedtorch.trust.receipts import Signed
-from fedtorch.trust.tags import Whole
 
-_SALT_BYTES = 32
 _MOST_BYTES = 1 << 20  # of a receipt
 
 
 class SilosPart:
     """This silo's part of a sum, window by window."""
 
-    def __init__(self, witness: Witness, group: Group, round: int, scale: int, terms: Terms) -> None:
+    def __init__(
+        self, witness: Witness, group: Group, round: int, scale: int, terms: Terms, own: Terms, way: str
+    ) -> None:
+        """own: terms of this silo's clients. way: how it leaves, of `trust.policy.parts.WAYS`."""
         self._witness, self._group = witness, group
         self._exchanged = witness.begin(f"{group.generation}.{group.sequence}", round, scale)
         self._exchanged.terms = terms
-        self._key = witness.tag_key(self._exchanged)
+        self._key = witness.tag_key(self._exchanged) if witness.has_tags else None
         self._tags, self._hashes = list[Words](), list[bytes]()
+        self._way = way
+        if witness.gate is not None:
+            witness.gate.begin_part(way, round, own, scale)
 
     def see(self, numbers: npt.NDArray[Any]) -> None:
         """The next window before it is masked: whole numbers, flat, int64 or float64.
@@ -47,14 +51,29 @@ class SilosPart:
         Raises:
             TrustError: one of them is too large.
         """
+        if self._key is None:
+            return
+        whole = numbers
+        if numbers.dtype != np.int64:
+            whole = self._witness.lend(len(numbers))
+            np.copyto(whole, numbers, casting="unsafe")
         try:
-            self._tags.append(self._key.tags(numbers.astype(np.int64, copy=False), first=self._leaves))
+            self._tags.append(self._key.tags(whole, first=self._leaves))
         except ValueError as error:
             raise TrustError(f"this party's part cannot be sent: {error}") from None
 
-    def see_sent(self, window: npt.NDArray[Any]) -> None:
-        """Take the same window as it leaves."""
-        self._hashes.extend(leaves(window))
+    def see_sum(self, window: npt.NDArray[Any]) -> None:
+        """Take the next window of a sum, which leaves as it is."""
+        self.see(window)
+        self.see_sent(window)
+
+    def see_sent(self, window: npt.NDArray[Any], place: int = 0) -> None:
+        """Take the same window as it leaves; a gate has it already. place: of an update that leaves as it is."""
+        gate = self._witness.gate
+        if gate is None:
+            self._hashes.extend(leaves(window))
+        elif self._way != "masked":  # then it was made there, when it was masked
+            gate.leave(window, place)
 
     @property
     def _leaves(self) -> int:
@@ -63,15 +82,13 @@ class SilosPart:
     def send(self, mask: Callable[[Words], Words] | None = None) -> None:
         """After all windows: the tags and the receipt, to the server. mask: hides the tags, where parts are hidden."""
         witness, exchanged = self._witness, self._exchanged
-        pads = self._key.pads(witness.party, self._leaves)
-        tags = added([np.concatenate(self._tags), pads] if self._tags else [], self._leaves)
-        salt = secrets.token_bytes(_SALT_BYTES)
+        sent, salt = self._sent()
         names = {client for client, _ in exchanged.terms}
         about = {
             "attempt": exchanged.attempt,
             "own": {client: list(numbers) for client, numbers in witness.own.items() if client in names},
             "round": exchanged.round,
-            "sent": _salted(salt, root_of(self._hashes or leaves(np.empty(0, np.int64)))),
+            "sent": sent,
             "weights": witness.weights,
         }
         receipt = witness.sign("receipt", about)
@@ -79,9 +96,24 @@ class SilosPart:
             receipt.kind, receipt.party, receipt.text, receipt.signature, {"salt": salt.hex()}
         )
         data = salt + bytes.fromhex(receipt.signature) + receipt.text.encode()
-        tags = tags if mask is None else mask(tags)
-        self._group.send_numbers([*tags.view(np.int64).tolist(), len(data)])
+        self._group.send_numbers([*self._padded(mask), len(data)])
         self._group.say(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
+
+    def _sent(self) -> tuple[str, bytes]:
+        """Digest of what has left, salted, and the salt."""
+        if self._witness.gate is not None:
+            return self._witness.gate.finish_part()
+        salt = secrets.token_bytes(SALT_BYTES)
+        return salted(salt, root_of(self._hashes or leaves(np.empty(0, np.int64)))), salt
+
+    def _padded(self, mask: Callable[[Words], Words] | None) -> list[int]:
+        """The tags as they are sent."""
+        if self._key is None:
+            return []
+        pads = self._key.pads(self._witness.party, self._leaves)
+        tags = added([np.concatenate(self._tags), pads] if self._tags else [], self._leaves)
+        whole: list[int] = (tags if mask is None else mask(tags)).view(np.int64).tolist()
+        return whole
 
 
 class ServersPart:
@@ -91,7 +123,8 @@ class ServersPart:
         self._witness, self._group = witness, group
         self._exchanged = witness.begin(f"{group.generation}.{group.sequence}", round, scale)
         self._hashes: dict[int, list[bytes]] = {}
-        self._total: Whole = np.empty(size, np.int64)
+        self._room = witness.lend(size + -(-size // LEAF))
+        self._total = self._room[:size]
 
     def see_part(self, rank: int, window: npt.NDArray[Any]) -> None:
         """The next window of a rank's part, as it came."""
@@ -114,7 +147,7 @@ class ServersPart:
             TrustError: a receipt is not about what came, and about this exchange.
             PreflightError: it is none.
         """
-        count = -(-len(self._total) // LEAF)
+        count = -(-len(self._total) // LEAF) if self._witness.has_tags else 0
         tags = []
         for rank in ranks:
             *numbers, length = self._group.receive_numbers(count + 1, rank)
@@ -123,16 +156,16 @@ class ServersPart:
             data = self._group.hear(torch.zeros(length, dtype=torch.uint8), rank).numpy().tobytes()
             tags.append(np.array(numbers, np.int64).view(np.uint64))
             self._exchanged.receipts[rank] = self._checked(rank, data)
-        self._exchanged.tags = added(tags, count)
-        self._exchanged.total = self._total
+        self._exchanged.tags = added(tags, count) if self._witness.has_tags else None
+        self._exchanged.total, self._exchanged.room = self._total, self._room
 
     def unmask(self, remove: Callable[[Words], Words]) -> None:
         """Once masks are known: take them from the sum of the tags."""
-        assert self._exchanged.tags is not None
-        self._exchanged.tags = remove(self._exchanged.tags)
+        if self._exchanged.tags is not None:
+            self._exchanged.tags = remove(self._exchanged.tags)
 
     def _checked(self, rank: int, data: bytes) -> Signed:
-        salt, signature, text = data[:_SALT_BYTES], data[_SALT_BYTES : _SALT_BYTES + 64], data[_SALT_BYTES + 64 :]
+        salt, signature, text = data[:SALT_BYTES], data[SALT_BYTES : SALT_BYTES + 64], data[SALT_BYTES + 64 :]
         party = self._witness.identity.parties.get(rank, "")
         receipt = Signed("receipt", party, text.decode("ascii", "replace"), signature.hex())
         receipt.check(self._witness.identity.members)
@@ -142,7 +175,7 @@ class ServersPart:
             "meeting": self._witness.meeting,
             "round": self._exchanged.round,
             "run": self._witness.run,
-            "sent": _salted(salt, root_of(self._hashes.get(rank) or leaves(np.empty(0, np.int64)))),
+            "sent": salted(salt, root_of(self._hashes.get(rank) or leaves(np.empty(0, np.int64)))),
             "weights": self._witness.weights,
         }
         if wrong := [name for name, value in expected.items() if said.get(name) != value]:
@@ -155,8 +188,3 @@ class ServersPart:
         if not isinstance(own, dict) or any(known.get(client) != numbers for client, numbers in own.items()):
             raise TrustError(f"the receipt of `{party}` has other numbers of its clients than their reports")
         return receipt
-
-
-def _salted(salt: bytes, root: bytes) -> str:
-    """Digest of what was sent, which says nothing of it to those who have not the salt."""
-    return hashlib.sha256(salt + root).hexdigest()

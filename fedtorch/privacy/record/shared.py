@@ -36,7 +36,7 @@ class SharedNoise(RecordLevel):
     def __init__(self, *about: Any, masking: Masking) -> None:
         """masking: of the secure sum; about: as `RecordLevel`."""
         super().__init__(*about)
-        self.masking = masking
+        self.masking, self.public_exponent = masking, self._exponent
 
     def work(self, client: str, round: int, examples: Sequence[Any], cohort: Sequence[str]) -> SiloWork:
         """One sum of the client; its share of the noise is another one where others take part."""
@@ -59,8 +59,13 @@ class SharedNoise(RecordLevel):
     def release(self, round: int, total: Tensor, server: ServerState, places: Any) -> Tensor | None:
         """The sum over q · units of all silos in it, which are public."""
         super().release(round, total, server, places)
-        units = math.fsum(self.terms[report.client].batch for report in server.accepted)
-        return (total * (math.ldexp(1.0, -self._exponent) / units)).to(server.dtype)
+        return self.step_of(total, self._exponent, [report.client for report in server.accepted], server.dtype)
+
+    def step_of(self, sums: Tensor, exponent: int, clients: Sequence[str], dtype: Any) -> Tensor:
+        """Return the mean gradient of all units that were expected in it."""
+        units = math.fsum(self.terms[client].batch for client in clients)
+        found: Tensor = sums.mul_(math.ldexp(1.0, -exponent) / units).to(dtype)
+        return found
 
     def facts(self, round: int, facts: RoundFacts, server: ServerState) -> RoundFacts:
         """As of local noise, without norms of parts."""

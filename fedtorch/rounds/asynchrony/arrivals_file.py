@@ -125,7 +125,7 @@ def read_events(text: str, federation: Federation, where: str) -> list[Event]:
 def _event(found: dict[str, Any], federation: Federation) -> Event:
     """Raises KeyError, TypeError, ValueError: it is none."""
     arrived, newest, status = round(float(found["arrived_s"]) * US_PER_S), int(found["newest"]), str(found["status"])
-    if status in ("lost", "back"):
+    if status in ("lost", "left", "back"):
         return Event(-1, newest, status, arrived, arrived, federation.names.index(found["client"]))
     return Event(int(found["start"]), newest, status, round(float(found["started_s"]) * US_PER_S), arrived)
 

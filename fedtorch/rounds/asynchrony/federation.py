@@ -27,7 +27,8 @@ class Event:
     newest: int
     """the newest version when it was done"""
     status: str
-    """of its training: `ok`, or `failed:...`; of a client `lost` or `back`"""
+    """of its training: `ok`, or `failed:...`; of a client `lost`, `left` where what it has in the buffer that closes
+    then still counts, or `back`"""
     started: int
     """when its training began, microseconds of the run's clock"""
     arrived: int
@@ -72,9 +73,8 @@ class Federation:
         """
         if event.newest < self.version:
             raise ValueError(f"its newest version is {event.newest}, after one of {self.version}")
-        while self.version < event.newest:
-            self.step()
-        job = None
+        self.step_to(event.newest)
+        job: Job | None = None
         if event.start >= 0:
             job = self._arrive(event)
         else:
@@ -86,7 +86,7 @@ class Federation:
 
     def _lose_or_take_back(self, event: Event) -> None:
         """A lost client's jobs weigh nothing in buffers that are open; it does not start until it is back."""
-        place, is_lost = event.place, event.status == "lost"
+        place, is_lost = event.place, event.status != "back"
         if not 0 <= place < len(self.names) or (place in self.lost) == is_lost:
             raise ValueError(f"client number {place} cannot be {event.status}")
         if not is_lost:
@@ -96,7 +96,7 @@ class Federation:
         self.lost.add(place)
         for start in [job.start for job in self.running.values() if job.client == self.names[place]]:
             self._arrive(replace(event, start=start, status=LOST))
-        for number in range(event.newest, self.numbers // self.settings.buffer + 1):
+        for number in range(event.newest + int(event.status == "left"), self.numbers // self.settings.buffer + 1):
             for at, job in enumerate(arrived := self._arrivals[number]):
                 if job.client == self.names[place] and job.number is not None:
                     arrived[at] = self._numbered[job.start] = replace(job, void=job.void or LOST)
@@ -147,6 +147,11 @@ class Federation:
     def jobs(self) -> list[Job]:
         """Those that have arrived, by buffers, in the order of their arrivals."""
         return [job for number in sorted(self._arrivals) for job in self._arrivals[number]]
+
+    def step_to(self, version: int) -> None:
+        """Step until that version is the newest."""
+        while self.version < version:
+            self.step()
 
     def buffer(self, number: int) -> list[Job]:
         """The jobs of one buffer so far, in the order of their numbers."""

@@ -5,30 +5,50 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple
+from functools import partial
+from typing import NamedTuple
+
+from torch import Tensor
 
 from fedtorch.core.update import Report
 from fedtorch.rounds.asynchrony.arrivals_file import ArrivalsFile
 from fedtorch.rounds.asynchrony.federation import Event
 from fedtorch.rounds.asynchrony.jobs import LiveJobs
+from fedtorch.rounds.asynchrony.pausing import Pausable
 from fedtorch.rounds.asynchrony.plan import Job
 from fedtorch.rounds.asynchrony.training import JobTrainer
 from fedtorch.rounds.buffer import LATE, LOOK_EVERY_S, Late
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.membership import Stopped
+from fedtorch.train.engine import Engine
 
 _POLL_S = 0.01  # between two looks at what others have done
 WATCH_EVERY_S = 1.0  # between two looks at whether they are there
+
+
+class AtWork(NamedTuple):
+    """A job that this rank trains."""
+
+    job: Job
+    """As it was when it began."""
+    started: int
+    """When that was, microseconds of the run's clock."""
+    present: Tensor
+    """The rank's vectors beside it."""
+    work: Pausable
+    """Its training."""
 
 
 class LiveTrainer(JobTrainer):
     """Trains jobs as they come; the order in which clients are done decides, and is written down.
 
     All ranks read the same events and come to the same starts, numbers and buffers. A rank that is done announces its
-    job and takes the next; when a buffer has all its arrivals, ranks end the jobs that they train, which arrive for a
-    later buffer, and meet. A job whose update would be dropped ends before its next step: one that has become too old,
-    or would come after the last version. A run that goes on takes the lines of arrivals.jsonl first: their jobs in open
-    buffers are trained again and arrive as they did, then the clock goes on.
+    job and takes the next; when a buffer has all its arrivals, all ranks meet for the step, and a job that one of them
+    trains stands still before its next step until they have. A job whose update would be dropped ends before its next
+    step: one that has become too old, or would come after the last version. A run that goes on takes the lines of
+    arrivals.jsonl first: their jobs in open buffers are trained again and arrive as they did, then the clock goes on.
     """
 
     jobs: LiveJobs
@@ -44,6 +64,9 @@ class LiveTrainer(JobTrainer):
         self._taken: set[int] = set()  # starts that some rank trains, or has trained, as far as this one has asked
         self._began_us = 0
         self._looked_s = self._watched_s = float("-inf")
+        self._at_work: AtWork | None = None
+        is_own = type(context.components.engine) is Engine  # DeepSpeed has weights and states beside the module's
+        self._can_pause = is_own and not context.config.has_trainers
 
     def begin(self) -> None:
         """Take what was recorded, and send the older versions that jobs start from.
@@ -78,8 +101,7 @@ class LiveTrainer(JobTrainer):
         self.jobs.open(round)
         self._tell_losses(set(context.members.lost))
         self._sync()
-        while federation.version < round:
-            federation.step()
+        federation.step_to(round)
         self.buffer.open(dict.fromkeys((ranks[0] for ranks in context.components.topology.workers), self.jobs.names))
         for report in self._of(federation.buffer(round)):
             self.buffer.put(report)
@@ -91,18 +113,27 @@ class LiveTrainer(JobTrainer):
         self._write()
         buffer = self._open()
         if round in federation.live(round + 1):
-            context.versions.keep(round, context.vectors.flat)
+            self._keep(round)
         return self._of(buffer)
+
+    def end(self) -> None:
+        """A job that stands still is given up; who goes on from a checkpoint trains it from its beginning."""
+        if self._at_work is not None:
+            self._at_work.work.leave()
+            self._at_work = None
 
     def _train_until_full(self) -> None:
         context, round = self.context, self.context.round
         while True:
             self._sync()
-            if (job := next(self._mine(), None)) is not None:
-                self._train_and_announce(job)
-            elif self.federation.is_full(round) or self._must_meet():
-                return
+            if self._at_work is not None and not self._may_pause:
+                self._go_on(self._at_work)
+            elif self._at_work is None and (job := next(self._mine(), None)) is not None:
+                self._begin_job(job)
+            elif self.federation.is_full(round) or not self.federation.running:
+                return  # where nobody is left, a meeting says so
             else:
+                self._watch()
                 context.comm.heartbeat(phase="train", round=round)
                 if context.role.is_stopped():
                     raise Stopped
@@ -125,10 +156,51 @@ class LiveTrainer(JobTrainer):
             return self.context.role.hosts(components.placement.homes[job.client])
         return components.topology.worker_of(self.context.comm.rank) is not None
 
-    def _train_and_announce(self, job: Job) -> None:
-        started, name = self._now_us(), self.jobs.name(job)
-        self._train_job(job)
-        report = self._reports[name]
+    def _begin_job(self, job: Job) -> None:
+        started = self._now_us()
+        if not self._can_pause:
+            self._train_job(job)
+            self._announce(job, started)
+            return
+        work = Pausable(partial(self._train_job, job), self.context.components.engine)
+        self._at_work = AtWork(job, started, self.context.vectors.flat, work)
+        self._go_on(self._at_work)
+
+    def _go_on(self, at_work: AtWork) -> None:
+        """Train until the job is done, and say so, or until the buffer that closes now is full."""
+        try:
+            is_done = at_work.work.go_on()
+        except BaseException:
+            self._at_work = None
+            raise
+        if is_done:
+            self._at_work = None
+            self._announce(at_work.job, at_work.started)
+
+    @property
+    def _may_pause(self) -> bool:
+        """Do the ranks want to meet, so that a job may stand still?
+
+        Not where others than the package's own engine train, nor as long as buffers to come have jobs that were
+        recorded: these must be trained first.
+        """
+        is_free = self._can_pause and all(job.buffer <= self.context.round for job in self._recorded)
+        return is_free and self.federation.is_full(self.context.round)
+
+    @contextmanager
+    def _received(self, job: Job) -> Iterator[None]:
+        """Within it the rank has a copy of the job's version: the newest may change while the job stands still."""
+        if job.version == self.context.round:
+            self._keep(job.version)
+        with self.context.vectors.received_as(self.context.versions.get(job.version)):
+            yield
+
+    def _keep(self, version: int) -> None:
+        if version not in self.context.versions.held():
+            self.context.versions.keep(version, self.context.vectors.flat)
+
+    def _announce(self, job: Job, started: int) -> None:
+        report = self._reports[name := self.jobs.name(job)]
         if job.number is None and not (report.status == LATE and self._is_last_full):
             self._tell(Event(job.start, self.context.round, report.status, started, max(self._now_us(), started + 1)))
             self._sync()
@@ -157,38 +229,45 @@ class LiveTrainer(JobTrainer):
             raise Late("the run's last version has all its updates")
         if self.federation.is_too_old(job):
             raise Late(f"async.max_staleness: its version was {job.version}")
+        if self._may_pause and (at_work := self._at_work) is not None:
+            with self.context.vectors.received_as(at_work.present):
+                at_work.work.pause()
 
-    def _must_meet(self) -> bool:
-        """Is somebody away, so that the buffer may never be full? Looks once a second.
+    def _watch(self) -> None:
+        """Look once a second whether somebody is away, so that the buffer would never be full.
 
         Where the run goes on without a lost worker, the server says that its clients are lost, and nobody meets.
+
+        Raises:
+            DeadlineError: somebody is, and the run does not go on.
         """
         context, now_s = self.context, time.monotonic()
-        if not self.federation.running:
-            return True  # a meeting finds that too few clients are left
         if now_s - self._watched_s < WATCH_EVERY_S:
-            return False
+            return
         self._watched_s, gone = now_s, set(context.comm.missing())
-        if context.config.clients.on_loss != "continue" or 0 in gone:
-            return bool(gone)
-        workers, homes = context.components.topology.workers, context.components.placement.homes
-        away = {client for client, worker in homes.items() if gone & set(workers[worker])}
-        self._tell_losses(away | set(context.members.lost))
-        return False
+        if gone:
+            workers, homes = context.components.topology.workers, context.components.placement.homes
+            away = {client for client, worker in homes.items() if gone & set(workers[worker])}
+            self._tell_losses(away | set(context.members.lost))
 
-    def _tell_losses(self, away: Collection[str]) -> None:
-        """On the server: whose worker was lost since this was last called, or is back. away: clients, others too."""
+    def _tell_losses(self, away: Collection[str], counted: Collection[str] = ()) -> None:
+        """On the server: whose worker was lost since this was last called, or is back.
+
+        away: clients, others too. counted: those with an update in the sum of the buffer that closes now.
+        """
         if self.context.comm.is_server:
             self._sync()
             now = {place for place, name in enumerate(self.federation.names) if name in away}
             for place in sorted(now ^ self.federation.lost):
-                newest, status, at = self.federation.version, "lost" if place in now else "back", self._now_us()
-                self._tell(Event(-1, max(newest, self.context.round), status, at, at, place))
+                lost = "left" if self.federation.names[place] in counted else "lost"
+                newest, at = max(self.federation.version, self.context.round), self._now_us()
+                self._tell(Event(-1, newest, lost if place in now else "back", at, at, place))
             self._sync()
 
     def settle(self, accepted: Sequence[Report]) -> None:
-        """As for a plan; who was lost before the buffer's sum was made is written down before a checkpoint is."""
-        self._tell_losses(set(self.context.members.lost))
+        """As for a plan; who is lost, and whether the sum is without them, is written down before a checkpoint is."""
+        counted = {self.jobs.client_of(report.client) for report in accepted}
+        self._tell_losses(set(self.context.members.lost), counted)
         self._write()
         super().settle(accepted)
 
@@ -205,6 +284,7 @@ class LiveTrainer(JobTrainer):
         """Take the events that are new; a job that was void by then, for its worker seemed to be lost, stays so."""
         for text in self._events.read()[self._read :]:
             self._read, event = self._read + 1, Event(*json.loads(text))
+            self.federation.step_to(event.newest)
             if event.start < 0 or event.start in self.federation.running:
                 self.federation.apply(event)
 

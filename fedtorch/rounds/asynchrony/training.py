@@ -25,6 +25,7 @@ from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.local_training import ClientTrainer, Told
 from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.placement import costs
+from fedtorch.train.job import ClientJob
 from fedtorch.train.settings import ClientConfig
 
 
@@ -155,6 +156,9 @@ class JobTrainer(ClientTrainer):
 
     def learn(self, accepted: Sequence[Report]) -> None:
         """Nothing: which worker trains a job follows from the plan."""
+
+    def _hand_over(self, job: ClientJob, report: Report) -> None:
+        """Nothing: whether an update is in the buffer that closes now is known when its job is done."""
 
     def waited_for(self, reports: Sequence[Report]) -> str:
         """Nothing: a wave is shared out by expected costs."""

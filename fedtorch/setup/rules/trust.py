@@ -78,15 +78,6 @@ def a_leaf_can_be_stepped_alone(plan: Plan) -> None:
         raise ConfigError(f"{why}server.optimizer is adamw, whose decay differs by parameter; set trust.verify to all")
 
 
-def checked_rounds_have_no_noise(plan: Plan) -> None:
-    """Refuse checks under noise: the server's own must stay its secret, and that of silos is not checked yet."""
-    if (kind := plan.config.privacy.kind) != "none":
-        raise ConfigError(
-            f"trust.verify is set but privacy.kind is {kind}: a sum before the server's noise must not leave it, and "
-            "rounds with noise of the silos are not checked yet; remove one of them"
-        )
-
-
 def the_server_of_checked_rounds_only_serves(plan: Plan) -> None:
     """Refuse checks where the server has clients: it would know the key by which silos check it."""
     if any(0 in ranks for ranks in plan.topology.workers):
@@ -127,7 +118,6 @@ CHECKED = Subject(
     of_plan=(
         checked_rounds_are_sums,
         a_leaf_can_be_stepped_alone,
-        checked_rounds_have_no_noise,
         the_server_of_checked_rounds_only_serves,
     ),
 )

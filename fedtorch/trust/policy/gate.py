@@ -4,6 +4,8 @@
 2. Every update comes to it before the report on it does. It looks at the places, the norm, the bytes, the round and the
    time of day, and gives the root of the update, by which others can tell that it is this one (`trust.merkle`).
 3. A report is signed only if it has nothing that the policy does not allow, and is of updates that came.
+4. What leaves of the updates it makes itself of what it has measured (`parts`), under masks where there is a secure
+   sum, and signs a receipt of that and of nothing else.
 
 After the first violation nothing more is signed but signs of life and the refusal.
 """
@@ -11,15 +13,16 @@ After the first violation nothing more is signed but signs of life and the refus
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fedtorch.core.errors import PolicyError, PreflightError
+from fedtorch.privacy.secure_sum.terms import SumTerms
 from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.merkle import LEAF, root
 from fedtorch.trust.policy.asked import Asked
@@ -27,6 +30,8 @@ from fedtorch.trust.policy.decisions import Decisions
 from fedtorch.trust.policy.file import Policy
 from fedtorch.trust.policy.judge import judge, refuse, told_of
 from fedtorch.trust.policy.notes import Note, read_note, read_text
+from fedtorch.trust.policy.parts import WAYS, MaskedSum, OutgoingPart, factors_of
+from fedtorch.trust.policy.spent import BEGINS, Spent
 
 Vector = npt.NDArray[np.floating]
 _WINDOW = 1 << 20
@@ -76,6 +81,8 @@ class Side:
     """Clients that live here."""
     names: tuple[str, ...]
     """Names of all clients, by index."""
+    public: tuple[tuple[int, str], ...] = ()
+    """(rank, public key of its party, hexadecimal), by this site's list."""
 
 
 @dataclass
@@ -98,12 +105,18 @@ class Gate:
     """This site's clock."""
     round: int = -1
     """Round of the last update or report."""
-    num_bytes: int = 0
-    """Bytes of reports that left in this round."""
+    spent: Spent = field(default_factory=Spent)
+    """Counts of what has left, in all attempts."""
     numbers: int = 0
     """Of the last update."""
-    passed: dict[str, int] = field(default_factory=dict)
-    """Client -> bytes of its update of this round, which the gate has measured."""
+    passed: dict[str, Vector] = field(default_factory=dict)
+    """Client -> its update of this round, as the gate has measured it."""
+    part: OutgoingPart | None = None
+    """Is about to leave."""
+    sent: str = ""
+    """Salted digest of the part that has left last, of which a receipt may be signed."""
+    masked: MaskedSum | None = None
+    """This side of the secure sum under way."""
     reported: set[float] = field(default_factory=set)
     """Numbers of the reports of this round that were let out."""
     paper: bytes = b""
@@ -111,12 +124,16 @@ class Gate:
     is_closed: bool = False
     """Has something been refused?"""
 
-    def begin(self) -> None:
-        """Judge what the run asks for.
+    def begin(self, *, is_new: bool = False) -> None:
+        """Judge what the run asks for. is_new: counts begin anew with it, and else go on where they were.
 
         Raises:
             PolicyError: a line refuses it; then only the refusal is signed from now on.
+            CheckpointError: what has left before cannot be read.
         """
+        if is_new:
+            self.decisions.add({"at": "start", "verdict": "allowed", "about": BEGINS})
+        self.spent = Spent.of(self.decisions.folder)
         try:
             refuse(judge(self.policy, self.asked), self.side.name)
         except PolicyError:
@@ -137,11 +154,15 @@ class Gate:
         if note.kind == "hello":  # another attempt, which may begin with an earlier round
             self.round = -1
         weights = f"sha256:{note.oath[:64]}"
+        if note.kind == "sum" and note.phase != "survivors" and note.oath not in self._said:
+            self._refuse("", "a text of a secure sum that the gate has not made")
         if note.kind == "oath" and self.round == 0 and weights != (self.policy.initial or weights):
             self._refuse("initial", "an update of other weights than those that the policy names")
         if beside:
             self._check_mail(note, beside)
         signature = self.key.sign(text, beside)
+        if note.phase == "keys" and self.masked is not None:  # the others' are signed for the same meeting
+            self.masked.scope = text.split(b"\0")[1].decode("utf-8", "surrogatepass")
         if note.kind in ("oath", "transcript"):
             self.paper = f"{signature.hex()} {note.oath}".encode()
         return signature
@@ -157,18 +178,67 @@ class Gate:
         if client not in self.side.clients:
             self._refuse("", "an update of a client that does not live here")
         self._enter(round)
-        if self.policy.limits.rounds is not None and round >= self.policy.limits.rounds:
-            self._refuse("limits.rounds", "an update of a round that is too many")
         self._check_places(vector)
         if self.policy.require.clip is not None and self.asked.clips_updates:
             if not norm(vector) <= self.policy.require.clip * (1 + _SLACK):
                 self._refuse("require.clip", "an update that is longer than the clip")
-        self.passed[client] = vector.nbytes
-        self.numbers = len(vector)
-        self._check_bytes()
         found = root(vector.view(np.uint8), LEAF * vector.itemsize).hex()
+        most = self.policy.limits.rounds
+        if most is not None and (round >= most or self.spent.updates(client, found, round) > most):
+            self._refuse("limits.rounds", "an update of a round that is too many")
+        self.passed[client], self.numbers = vector, len(vector)
+        self.spent.add(client, round, found)
+        self._check_bytes()
         self._allow("may_leave.parameters", client=client, root=found)
         return found
+
+    def begin_part(self, way: str, round: int, terms: Sequence[tuple[str, float]], exponent: int) -> None:
+        """A part is about to leave. terms: (client, its weight in the sum). exponent: of the scale of whole numbers.
+
+        Raises:
+            PolicyError: it may not.
+        """
+        wanted = self.policy.require.secure_sum
+        if self.is_closed or way not in WAYS or not all(client in self.passed for client, _ in terms):
+            self._refuse("may_leave.parameters", "a part of updates that the gate has not measured")
+        if way != "masked" and (wanted is not None or self.asked.parties is not None):
+            self._refuse("require.secure_sum", "a part without masks")
+        self._enter(round)
+        names, weights = [client for client, _ in terms], [weight for _, weight in terms]
+        size = sum(count for _, count in self.asked.parameters) * self.asked.vectors
+        party = self.masked.party if self.masked is not None else None
+        self.part = OutgoingPart(way, [self.passed[n] for n in names], factors_of(weights, exponent), size, party)
+        self.sent = ""
+
+    def finish_part(self) -> tuple[str, bytes]:
+        """(digest of what has left, its salt), of which a receipt may then be signed.
+
+        Raises:
+            PolicyError: there is no such part.
+        """
+        if self.part is None:
+            self._refuse("may_leave.parameters", "a receipt of nothing")
+        self.sent, salt = self.part.finish()
+        self.part = None
+        return self.sent, salt
+
+    def begin_masks(self, terms: Mapping[str, Any]) -> None:
+        """A secure sum begins. terms: of `privacy.secure_sum.terms.SumTerms`.
+
+        Raises:
+            PolicyError: it is opened with fewer silos than the policy asks for.
+        """
+        if self.is_closed:
+            self._refuse("", "something that comes after a refusal")
+        found = SumTerms(**{**terms, "parties": tuple(terms["parties"])})
+        if found.threshold < (self.policy.require.secure_sum or 0):
+            self._refuse("require.secure_sum", "a sum that is opened with fewer silos")
+        public = {rank: bytes.fromhex(key) for rank, key in self.side.public}
+        self.masked = MaskedSum(self.side.federation, self.side.rank, public, found)
+
+    @property
+    def _said(self) -> Sequence[str]:
+        return () if self.masked is None else self.masked.said
 
     def _note(self, text: bytes) -> Note | None:
         try:
@@ -184,6 +254,8 @@ class Gate:
         note = read_text(text.decode("ascii", "replace"), federation=self.side.federation, party=self.side.name)
         if note is not None and note.kind == "receipt" and note.round != self.round and self.passed:
             self._refuse("may_leave.parameters", "a receipt of another round than the update")
+        if note is not None and note.kind == "receipt" and (not self.sent or note.oath != self.sent):
+            self._refuse("may_leave.parameters", "a receipt of something that the gate has not made")
         known = {0.0, *self.reported, *(float(draws) for draws in range(_MOST_DRAWS))}
         products = {one * other for one in self.reported for other in self.reported}
         return note if note is not None and {*note.own} <= known | products else None
@@ -209,7 +281,7 @@ class Gate:
             if each.client and each.client not in self.passed:
                 self._refuse("may_leave.parameters", "a report on an update that the gate has not measured")
             self.reported |= {*each.numbers}
-        self.num_bytes += len(mail)
+        self.spent.report(self.round, len(mail))
         self._check_bytes()
         self._allow("may_leave.reports", kinds=sorted({each.kind for each in found}), bytes=len(mail))
 
@@ -218,9 +290,10 @@ class Gate:
         if not self.policy.limits.is_open(self.now().time()):
             self._refuse("limits.between", "something at this time of day")
         if round > self.round:
-            self.round, self.num_bytes = round, 0
+            self.round = round
             self.passed.clear()
             self.reported.clear()
+            self.part, self.sent = None, ""
         elif round < self.round:
             self._refuse("limits.rounds", "something of a round that is over")
 
@@ -236,10 +309,15 @@ class Gate:
                 at += count
 
     def _check_bytes(self) -> None:
-        """Bytes of the round: as one sum of whole numbers or as single updates, whichever is more, and the reports."""
+        """Bytes of the round: as one sum of whole numbers or as single updates, whichever is more, and the reports.
+
+        Over all attempts at it; an update that is the same again tells nothing more.
+        """
         most = self.policy.limits.bytes_per_round
-        whole = max(self.numbers * _WHOLE if self.passed else 0, sum(self.passed.values()))
-        if most is not None and whole + self.num_bytes > most:
+        single = sum(vector.nbytes for vector in self.passed.values())
+        whole = max(self.numbers * _WHOLE if self.passed else 0, single)
+        whole *= max(1, self.spent.times(self.round))
+        if most is not None and whole + self.spent.reports.get(self.round, 0) > most:
             self._refuse("limits.bytes_per_round", "more bytes than a round may have")
 
     def _allow(self, line: str, **about: object) -> None:

@@ -43,7 +43,8 @@ class Note:
     round: int | None = None
     """Round of that."""
     oath: str = ""
-    """What is sworn to: the root of the weights, and where the server is checked the digest of its last record."""
+    """What is sworn to: the root of the weights, and where the server is checked the digest of its last record; of a
+    note of a secure sum its text, and of a receipt the digest of what was sent."""
     own: tuple[float, ...] = ()
     """Numbers of reports that are said once more."""
 
@@ -61,7 +62,7 @@ def read_note(key: str, value: str, *, rank: int, clients: Collection[str]) -> N
     if pattern is _OATH:
         return Note("oath", found["phase"], oath=value) if _SWORN.fullmatch(value) else None
     if pattern is _SUM:
-        return Note("sum") if _OF_SUM.fullmatch(value) else None
+        return Note("sum", found["kind"], oath=value) if _OF_SUM.fullmatch(value) else None
     kind = found["kind"].partition("/")[0].rstrip("0123456789")
     if kind == "meeting":
         return _meeting(value)
@@ -100,7 +101,7 @@ def read_text(text: str, *, federation: str, party: str) -> Note | None:
         numbers = tuple(float.fromhex(number) for numbers in own.values() for number in numbers)
     except (AttributeError, TypeError, ValueError, OverflowError):
         return None
-    return Note(kind, round=round, own=numbers)
+    return Note(kind, round=round, oath=str(about.get("sent", "")), own=numbers)
 
 
 def _is_empty(value: str) -> bool:

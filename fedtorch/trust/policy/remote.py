@@ -12,8 +12,8 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,21 @@ import numpy as np
 import numpy.typing as npt
 
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, PolicyError, PreflightError, TrustError
+from fedtorch.privacy.secure_sum.party import PublicKeys
+from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms, TooFewPartiesError
 
 VARIABLE = "FEDTORCH_GATE"
 """Environment variable with the number of the open socket, in processes of a side that has a gate."""
 _MOST_BYTES = 1 << 17
+_CHANGED = ("window", "tags")
+"""Questions with which something goes that comes back changed."""
 _KINDS: Mapping[str, type[FedtorchError]] = {
     "policy": PolicyError,
     "config": ConfigError,
     "preflight": PreflightError,
     "checkpoint": CheckpointError,
+    "protocol": BrokenProtocolError,
+    "parties": TooFewPartiesError,
 }
 Answer = Callable[[dict[str, Any], memoryview], dict[str, Any]]
 """(question, what goes with it) -> answer."""
@@ -75,6 +81,41 @@ class GateKey:
             answer = ask(self.socket, {"ask": "sign", "length": len(text)}, text + beside)
         return bytes.fromhex(answer["signature"])
 
+    def begin_part(self, way: str, round: int, terms: Sequence[tuple[str, float]], exponent: int) -> None:
+        """Tell which part is about to leave; see `Gate.begin_part`."""
+        told = [[client, weight.hex()] for client, weight in terms]
+        self._ask({"ask": "part", "way": way, "round": round, "terms": told, "exponent": exponent})
+
+    def leave(self, window: npt.NDArray[Any], place: int = 0) -> None:
+        """Have the gate take the next numbers of the part into its receipt, which it makes itself.
+
+        Under masks they are written into `window`, int64; else it has them already, and only its length counts. place:
+        of the update, where several leave as they are.
+
+        Raises:
+            PolicyError: they may not leave.
+        """
+        is_masked = window.dtype == np.int64
+        self._ask({"ask": "window", "count": len(window), "place": place}, window if is_masked else None)
+
+    def finish_part(self) -> tuple[str, bytes]:
+        """(salted digest of what has left, the salt)."""
+        answer = self._ask({"ask": "finish"})
+        return str(answer["sent"]), bytes.fromhex(answer["salt"])
+
+    def party(self, terms: SumTerms) -> GateParty:
+        """This side of a secure sum, whose secrets stay in the gate.
+
+        Raises:
+            PolicyError: it is opened with fewer silos than the policy asks for.
+        """
+        self._ask({"ask": "masks", "terms": asdict(terms)})
+        return GateParty(self, terms)
+
+    def _ask(self, question: Mapping[str, Any], into: npt.NDArray[Any] | None = None) -> dict[str, Any]:
+        with self._lock:
+            return ask(self.socket, question, into=into)
+
     def pass_update(self, client: str, round: int, vector: npt.NDArray[np.floating]) -> str:
         """Root of a client's update, which may leave, hexadecimal. vector: flat, of float32 or float64.
 
@@ -88,15 +129,60 @@ class GateKey:
         return str(answer["root"])
 
 
-def ask(connection: socket.socket, question: Mapping[str, Any], beside: bytes | memoryview = b"") -> dict[str, Any]:
-    """The gate's answer.
+@dataclass(frozen=True)
+class GateParty:
+    """A party of a secure sum that is in the gate; see `privacy.secure_sum.texts.TextParty`."""
+
+    gate: GateKey
+    """Has it."""
+    terms: SumTerms
+    """Of the sum."""
+
+    def keys(self) -> str:
+        """Text of its note with its public keys."""
+        return self._do("keys")
+
+    def share(self, keys: Mapping[int, PublicKeys], signed: Mapping[int, str]) -> str:
+        """Text of its note with its sealed shares; the gate takes keys of the signed notes alone."""
+        return self._do("share", {str(rank): text for rank, text in signed.items()})
+
+    def open_shares(self, boxes: Mapping[int, bytes]) -> None:
+        """Take the others' shares."""
+        self._do("open", {str(rank): box.hex() for rank, box in boxes.items()})
+
+    def mask(self, window: npt.NDArray[np.uint64]) -> None:
+        """Write the next window of the part, as it leaves, in place of what the window holds."""
+        self.gate.leave(window.view(np.int64))
+
+    def mask_tags(self, tags: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """The tags of the part, hidden."""
+        found = tags.copy()
+        self.gate._ask({"ask": "tags"}, found)
+        return found
+
+    def reveal(self, arrived: Collection[int]) -> str:
+        """Text of its note with the shares that remove the masks of the sum of `arrived`."""
+        return self._do("reveal", [*arrived])
+
+    def _do(self, step: str, about: object = None) -> str:
+        return str(self.gate._ask({"ask": "step", "step": step, "about": about}).get("text", ""))
+
+
+def ask(
+    connection: socket.socket,
+    question: Mapping[str, Any],
+    beside: bytes | memoryview = b"",
+    *,
+    into: npt.NDArray[Any] | None = None,
+) -> dict[str, Any]:
+    """The gate's answer. into: goes with the question, and is overwritten by what comes back in its place.
 
     Raises:
         FedtorchError: as the gate has raised it.
         TrustError: the gate has ended.
     """
     name = secrets.token_hex(8)
-    files = [_filled(beside)] if len(beside) else []
+    files = [_filled(beside if into is None else into.view(np.uint8).data)] if len(beside) or into is not None else []
     try:
         socket.send_fds(connection, [json.dumps({**question, "name": name}).encode()], files)
         while True:
@@ -106,6 +192,8 @@ def ask(connection: socket.socket, question: Mapping[str, Any], beside: bytes | 
             found: dict[str, Any] = json.loads(answer)
             if found["name"] == name:
                 break
+        if into is not None and "error" not in found:
+            into.view(np.uint8)[:] = np.frombuffer(_read(files), np.uint8)
     except (OSError, EOFError) as error:
         raise TrustError(
             f"this side's gate has ended ({error}); without it nothing leaves, and nobody signs"
@@ -143,7 +231,11 @@ def _answered(data: bytes, files: list[int], answer: Answer) -> dict[str, Any]:
     try:
         found = json.loads(data)
         question = found if isinstance(found, dict) else {}
-        return {**answer(question, _read(files)), "name": question.get("name")}
+        content = _read(files)
+        found = {**answer(question, content), "name": question.get("name")}
+        if files and question.get("ask") in _CHANGED:
+            _write(files[0], content)
+        return found
     except FedtorchError as error:
         kind = next((kind for kind, cls in _KINDS.items() if isinstance(error, cls)), "")
         return {"error": str(error), "kind": kind, "told": error.told, "name": question.get("name")}
@@ -170,6 +262,13 @@ def _unlinked() -> int:
     file, name = tempfile.mkstemp()
     os.unlink(name)
     return file
+
+
+def _write(file: int, content: memoryview) -> None:
+    """Put what was made of what came with a question in its place."""
+    if len(content):
+        with mmap.mmap(file, len(content)) as memory:
+            memory[:] = content
 
 
 def _read(files: list[int]) -> memoryview:

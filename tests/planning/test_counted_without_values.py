@@ -1,0 +1,65 @@
+"""Dry runs of models without values say what those with values do, and take no memory of weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedtorch.config.find import shipped
+from fedtorch.config.load import load
+from fedtorch.core.errors import ConfigError, DataError
+from fedtorch.planning.dry_run import describe
+from fedtorch.setup.build import build
+
+SOME = ("smoke/fedavg", "smoke/fedmatch", "smoke/feda", "smoke/fedparsing", "smoke/esim", "features/quantized")
+ALL = sorted(f"{folder}/{path.stem}" for folder in ("smoke", "features")
+             for path in (shipped() / folder).glob("[!_]*.yaml"))  # fmt: skip
+
+
+def differs(name: str, ranks: int) -> str:
+    """What is wrong with a config's dry run; empty: nothing, or it is refused with values too."""
+    config = load(name)
+    try:
+        told = describe(build(config, num_ranks=ranks, rank=0), num_ranks=ranks)
+    except (ConfigError, DataError):
+        return ""
+    built = build(config, num_ranks=ranks, rank=0, is_for_count=True)
+    if not all(parameter.is_meta for parameter in built.engine.module.parameters()):
+        return f"{name} has values"
+    return "" if describe(built, num_ranks=ranks) == told else f"{name} is told otherwise"
+
+
+def test_figures_are_those_of_models_with_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [found for name in SOME if (found := differs(name, 1))] == []
+
+
+@pytest.mark.slow
+def test_figures_of_all_small_configs_are_those_of_models_with_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [found for name in ALL for ranks in (1, 4) if (found := differs(name, ranks))] == []
+
+
+@pytest.mark.processes
+def test_a_dry_run_of_half_a_billion_parameters_takes_a_part_of_their_memory(tmp_path: Path) -> None:
+    """A Llama of 24 layers: 478 million numbers in fp32 are 2 GB; Python with its libraries is half a GB of it all."""
+    rows = [json.dumps({"prompt": f"What is {n}?", "completion": "a number"}) for n in range(40)]
+    (tmp_path / "data/openfedllm").mkdir(parents=True)
+    (tmp_path / "data/openfedllm/small_sft.jsonl").write_text("\n".join(rows))
+    sizes = {"hidden_size": 1152, "intermediate_size": 4224, "num_hidden_layers": 24, "num_attention_heads": 12}
+    keys = [f"task.model.{name}={size}" for name, size in sizes.items()]
+    words = [sys.executable, "-m", "fedtorch.main", "diloco/small/made", "--dry-run", "--set", *keys]
+    with (tmp_path / "said.txt").open("w") as said:
+        started = subprocess.Popen(words, cwd=tmp_path, stdout=said)
+        _, code, used = os.wait4(started.pid, 0)
+        started.returncode = code
+    text = (tmp_path / "said.txt").read_text()
+    assert code == 0 and "traffic: 478," in text, text
+    assert used.ru_maxrss << 10 < 0.4 * 4 * 478e6
