@@ -336,11 +336,10 @@ class ClientTrainer:
 
     def _run(self, job: ClientJob) -> Report:
         """The algorithm's work; the report with what the task counted meanwhile."""
-        algorithm, components = self.context.algorithm, self.context.components
+        algorithm = self.context.algorithm
         returned = algorithm.client_update(job)
-        task = components.training
-        counted = added({} if job.saves is None else job.saves.counted, task.pop_counters(components.engine.module))
-        counted = dict(zip(counted, components.engine.summed([*counted.values()]), strict=True))
+        counted = added({} if job.saves is None else job.saves.counted, job.task.pop_counters(job.engine.module))
+        counted = dict(zip(counted, job.engine.summed([*counted.values()]), strict=True))
         counted |= self._counts(job)
         report = job.outgoing.close(returned)
         report = replace(report, extra={**report.extra, **counted})
@@ -379,8 +378,7 @@ class ClientTrainer:
     def _learned(self, attacker: ClientJob, client: Client) -> Tensor:
         """Return what `client` learns in this round, for an attacker whose own training is over; nothing else stays."""
         outgoing = torch.zeros_like(attacker.outgoing.flat)
-        job = self._make_job(client, attacker.parts, outgoing=outgoing, on_step=attacker.on_step)
-        self._run(job)
+        self._run(self._make_job(client, attacker.parts, outgoing=outgoing, on_step=attacker.on_step))
         return outgoing
 
     def _stage(self, job: ClientJob, report: Report) -> None:
