@@ -336,9 +336,9 @@ class ClientTrainer:
 
     def _run(self, job: ClientJob) -> Report:
         """The algorithm's work; the report with what the task counted meanwhile."""
-        algorithm = self.context.algorithm
+        algorithm, task = self.context.algorithm, self.context.components.training
         returned = algorithm.client_update(job)
-        counted = added({} if job.saves is None else job.saves.counted, job.task.pop_counters(job.engine.module))
+        counted = added({} if job.saves is None else job.saves.counted, task.pop_counters(job.engine.module))
         counted = dict(zip(counted, job.engine.summed([*counted.values()]), strict=True))
         counted |= self._counts(job)
         report = job.outgoing.close(returned)
