@@ -88,10 +88,10 @@ def as_changed_on_its_way(places: str) -> tuple[int, str]:
     if os.environ["RANK"] == "2":
         see_sent = SilosPart.see_sent
 
-        def see_another(self: SilosPart, window: np.ndarray[Any, Any]) -> None:
+        def see_another(self: SilosPart, window: np.ndarray[Any, Any], place: int = 0) -> None:
             other = window.copy()
             other[3] += 1
-            see_sent(self, other)
+            see_sent(self, other, place)
 
         SilosPart.see_sent = see_another  # type: ignore[method-assign]
     return as_party(places)
