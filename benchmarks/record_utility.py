@@ -128,6 +128,7 @@ def config_of(cell: Cell, settings: Settings) -> str:
 def _record(cell: Cell, settings: Settings, kind: Rows, one: str) -> str:
     """The section `privacy`; one: the name of the only silo."""
     silos = {name: settings.declared[kind.name][name][cell.unit] for name in _silos(settings, kind)}
+    delta = DELTA / len(silos) if one == "all" else DELTA  # which has so many times the units
     if one:
         public = settings.declared[kind.name]["public"][cell.unit]
         silos = {"public": public} if one == "public" else {"all": sum(silos.values())}
@@ -141,7 +142,7 @@ def _record(cell: Cell, settings: Settings, kind: Rows, one: str) -> str:
         more = "reveal: [scores], "  # on test rows, which are nobody's
     return (
         f"privacy: {{kind: record, {more}unit: {unit}, units: {json.dumps(silos)}, clip: {settings.clip}, {keeps}, "
-        f"delta: {DELTA}, physical: 64}}\n"
+        f"delta: {delta}, physical: 64}}\n"
     )
 
 

@@ -78,6 +78,7 @@ def test_cells_have_the_same_steps_and_noise_of_the_same_epsilon(
         silos = [name for name in declared[cell.rows] if name != "public"]
         batch = kind.batch.get(cell.unit, kind.batch["row"])
         assert hp.batch_size == batch * (len(silos) if cell.way == "together" else 1)
+        assert (config.privacy.delta or 0.0) * max((config.privacy.units or {"": 0}).values()) < 1  # else it is refused
         if cell.way.startswith("shared"):
             honest = len(silos) - int(cell.way[-1])
             assert config.privacy.noise_multiplier == pytest.approx(6.0 / math.sqrt(honest))
