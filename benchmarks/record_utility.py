@@ -128,7 +128,7 @@ def config_of(cell: Cell, settings: Settings) -> str:
 def _record(cell: Cell, settings: Settings, kind: Rows, one: str) -> str:
     """The section `privacy`; one: the name of the only silo."""
     silos = {name: settings.declared[kind.name][name][cell.unit] for name in _silos(settings, kind)}
-    delta = DELTA / len(silos) if one == "all" else DELTA  # which has so many times the units
+    delta = DELTA / len(silos) if one == "together" else DELTA  # which has so many times the units
     if one:
         public = settings.declared[kind.name]["public"][cell.unit]
         silos = {"public": public} if one == "public" else {"all": sum(silos.values())}
