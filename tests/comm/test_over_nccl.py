@@ -212,8 +212,8 @@ JOBS: dict[str, tuple[Path, tuple[str, ...]]] = {
     "adapters": (SMOKE_OF["fedavg"], (ADAPTED, BRIEF)),
     "private": (SMOKE_OF["fedavg"], (*PRIVATELY, BRIEF)),
 }
-LIKE_OTHERS = ("feda", "fedopt_lorar")
-"""Jobs that `pair` and `default` are of the same kind as."""
+LIKE_OTHERS = ("feda",)
+"""Jobs that another one is like: `pair` is the same config on two ranks a worker."""
 
 
 def whole_runs(folder: str, jobs: Sequence[str], ports: list[int]) -> dict[str, Any]:
