@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,11 +12,11 @@ import numpy as np
 
 from fedtorch.core.errors import CheckpointError, ConfigError, TrustError
 from fedtorch.core.prime import added
-from fedtorch.privacy.owner_files import whole_lines
 from fedtorch.trust.kept import KeptFiles, KeptLeaves
 from fedtorch.trust.members import Members
 from fedtorch.trust.merkle import LEAF
 from fedtorch.trust.policy.decisions import FILE as DECISIONS
+from fedtorch.trust.policy.decisions import read_decisions
 from fedtorch.trust.receipts import FILE, NOTHING, ReceiptsFile, Signed, is_enough
 from fedtorch.trust.tags import TagKey
 
@@ -222,14 +221,14 @@ class Verifier:
 
     def _decisions(self) -> None:
         """Has the party's gate, where it has one, let out all that it has signed a receipt for?"""
-        path = self.file.path.parents[2] / DECISIONS
-        lines = [json.loads(line) for line in whole_lines(path.read_bytes())] if path.is_file() else []
-        let_out = {line["at"] for line in lines if "root" in line and line["client"] == self.party}
+        folder = self.file.path.parents[2]
+        lines = read_decisions(folder)
+        let_out = {str(line["sent"]) for line in lines if "sent" in line and line.get("party") == self.party}
         if not let_out:
             return
         own = [each for each in self.file.signed if each.kind == "receipt" and each.party == self.party]
-        if missing := [each.about["round"] for each in own if f"round {each.about['round']}" not in let_out]:
-            raise TrustError(f"a part of round {missing[0] + 1} has left of which {path} has no decision")
+        if missing := [each.about["round"] for each in own if each.about["sent"] not in let_out]:
+            raise TrustError(f"a part of round {missing[0] + 1} has left of which {folder / DECISIONS} has no decision")
         refused = sum(line["verdict"] == "refused" for line in lines)
         self._says("decisions", f"{len(lines)} by the site's policy, {refused} of them refused something")
 

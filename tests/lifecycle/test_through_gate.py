@@ -50,6 +50,7 @@ TRUST: dict[str, Any] = {"members": "members.yaml", "key": "own.key"}
 ALL = ["status", "steps", "examples", "losses", "norms", "seconds", "figures"]
 OF_CHECKED = {"may_leave": {"parameters": ["*"], "reports": ALL, "scores": True}, "require": {"verified": 0.5}}
 OF_PLAIN = {"may_leave": OF_CHECKED["may_leave"]}
+OF_CLIENT = {"may_leave": {**OF_CHECKED["may_leave"], "scores": False}}
 OF_SECURE = {
     "may_leave": {"parameters": ["*"], "reports": ["status", "steps", "examples", "seconds"], "scores": True},
     "require": {"secure_sum": {"parties": 3}, "clip": 0.05},
@@ -140,10 +141,27 @@ def test_a_gate_changes_no_bit_and_writes_down_what_left(
             not looked.failures
             and dict(looked.lines)["decisions"] == f"{len(found)} by the site's policy, 0 of them refused something"
         )
-        without = [each for each in found if "root" not in each or each["at"] == "round 0"]
+        without = [each for each in found if not {"root", "sent"} & each.keys() or each["at"] == "round 0"]
         (places / "run" / "policy.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in without))
         (wrong,) = Verifier(places / "run" / "trust" / "south", None).verify().failures
         assert "a part of round 2 has left of which" in wrong
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_parts_of_rounds_in_which_a_silo_was_not_drawn_have_decisions_too(places: Path) -> None:
+    """With the server's noise every silo sends a part in every round, one of nothing where it was not drawn."""
+    private = {"kind": "client", "clip": 1.0, "noise_multiplier": 1.0, "delta": 0.01, "simulate": True, "seed": 5}
+    drawn = {"clients": {"sampling": "poisson", "rate": 0.4}, "rounds": 4}
+    write(places, OF_CLIENT, privacy=private, trust={**TRUST, "verify": "all"}, **drawn)
+    told = run(places)
+    assert {name: code for name, (code, _) in told.items()} == dict.fromkeys(told, 0), told
+    folder = places / "south" / "run"
+    assert len([each for each in decisions(folder) if "root" in each]) < 4  # of the four rounds
+    assert not Verifier(folder / "trust" / "south", None).verify().failures
+    (folder / "policy.jsonl").write_text("[]\n")
+    (wrong,) = Verifier(folder / "trust" / "south", None).verify().failures
+    assert "policy.jsonl says how much has left this site, and cannot be read (line 1 is no decision)" in wrong
 
 
 def tell_everything() -> None:

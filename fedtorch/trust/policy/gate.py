@@ -220,6 +220,7 @@ class Gate:
             self._refuse("may_leave.parameters", "a receipt of nothing")
         self.sent, salt = self.part.finish()
         self.part = None
+        self._allow("may_leave.parameters", party=self.side.name, sent=self.sent)
         return self.sent, salt
 
     def begin_masks(self, terms: Mapping[str, Any]) -> None:

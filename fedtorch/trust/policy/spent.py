@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedtorch.core.errors import CheckpointError
-from fedtorch.privacy.owner_files import whole_lines
-from fedtorch.trust.policy.decisions import FILE
+from fedtorch.trust.policy.decisions import FILE, read_decisions, unreadable
 
 BEGINS = "a new run"
 """What a line is about from which counts begin anew."""
@@ -32,27 +29,23 @@ class Spent:
         Raises:
             CheckpointError: the decisions cannot be read.
         """
-        found, path = cls(), folder / FILE
+        found, lines = cls(), read_decisions(folder)
         try:
-            lines = whole_lines(path.read_bytes()) if path.exists() else []
-            for line in map(json.loads, lines):
+            for line in lines:
                 found._see(line)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointError(
-                f"{path} says how much has left this site, and cannot be read ({error}); restore it from a copy, or "
-                "begin a new run with `--resume never`"
-            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise unreadable(folder / FILE, error) from error
         return found
 
     def _see(self, line: Mapping[str, Any]) -> None:
-        word, _, number = str(line["at"]).partition(" ")
+        word, _, number = line["at"].partition(" ")
         if line.get("about") == BEGINS:
             self.roots.clear()
             self.reports.clear()
         elif word == "round" and line["verdict"] == "allowed":
             if "root" in line:
                 self.add(str(line["client"]), int(number), str(line["root"]))
-            else:
+            elif "sent" not in line:
                 self.report(int(number), int(line["bytes"]))
 
     def add(self, client: str, round: int, root: str) -> None:
