@@ -1,4 +1,4 @@
-"""What a dry run says of large models: memory on one device and on eight, before there is any.
+"""Print what a dry run says of large models: memory on one device and on eight, before there is any.
 
 python -m benchmarks.planned
 

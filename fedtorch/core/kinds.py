@@ -61,7 +61,7 @@ def found() -> Kind:
 
 def named(name: str) -> Kind:
     """The kind that is called so; the one that is found if none is."""
-    return next((kind for kind in KINDS if kind.name == name), found())
+    return next((kind for kind in KINDS if kind.name == name), None) or found()
 
 
 # Functions that not every kind's module has.

@@ -21,15 +21,6 @@ from fedtorch.trust.receipts import Signed
 class ChainedSteps(CheckedSteps):
     """Each silo has the records, and looks at nothing that is behind the server's noise."""
 
-    def _room(self) -> None:
-        return None
-
-    def _shown(self, exchanged: Exchanged) -> None:
-        return None
-
-    def _stepped(self) -> None:
-        self.context.vectors.stepped()
-
     def _of_sum(self, exchanged: Exchanged, decision: Decision) -> dict[str, Any]:
         return {}
 

@@ -135,13 +135,13 @@ class CheckedSteps(Steps, ABC):
         """On the server: the root of the weights after the step."""
         return self.context.vectors.root
 
-    @abstractmethod
     def _room(self) -> Tensor | None:
         """On a silo: where what is sent with the record comes; None: nothing is."""
+        return None
 
-    @abstractmethod
     def _shown(self, exchanged: Exchanged) -> Tensor | None:
         """On the server: what is sent with the record."""
+        return None
 
     @abstractmethod
     def _look(self, record: Signed, receipts: Sequence[Signed], sums: Tensor | None) -> None:
@@ -151,9 +151,9 @@ class CheckedSteps(Steps, ABC):
             TrustError: they are not.
         """
 
-    @abstractmethod
     def _stepped(self) -> None:
-        """Say whether other ranks have what the server now has."""
+        """Say whether other ranks have what the server now has; else it is broadcast."""
+        self.context.vectors.stepped()
 
     def _before(self, exchanged: Exchanged) -> None:
         """On the server: keep what is needed later of what is there before the step."""

@@ -44,15 +44,6 @@ class OpenedSteps(CheckedSteps):
         self._tree = levels(vector_leaves(self.context.vectors.flat))
         return self._tree[-1][0].hex()
 
-    def _room(self) -> None:
-        return None
-
-    def _shown(self, exchanged: Exchanged) -> None:
-        return None
-
-    def _stepped(self) -> None:
-        self.context.vectors.stepped()
-
     def _before(self, exchanged: Exchanged) -> None:
         self._tensors = {name: tensor.clone() for name, tensor in self.chain.state_tensors().items()}
 

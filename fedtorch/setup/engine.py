@@ -28,8 +28,8 @@ from fedtorch.train.model_parallel import ParameterOwners
 from fedtorch.train.settings import ClientConfig, EngineConfig
 
 Values = Literal["own", "sent", "none"]
-"""Of a model that is built: all of them; none until the server sends its weights, where ranks share out a model; or
-none at all, as it is only counted."""
+"""Values that a model is built with: all of them; none until the server sends its weights, where ranks share out a
+model; or none at all, as it is only counted."""
 
 log = logging.getLogger(__name__)
 _MAKES = frozenset(f"aten::{name}" for name in ("empty", "zeros", "ones", "full", "rand", "randn"))

@@ -220,7 +220,7 @@ def test_where_clients_are_hidden_only_the_server_receives(
 
 def transport(homes: list[int], exchange: Exchange, dtype: torch.dtype, folder: Path, *, is_secret: bool) -> Op:
     group, local = SimpleNamespace(members=(0, 1, 2, 3), machines=None), UpdateBuffer(3, dtype, folder, 1 << 20)
-    stub = SimpleNamespace(local=local, group=group, round=0, is_secret=is_secret, witness=None)
+    stub = SimpleNamespace(local=local, group=group, round=0, sends_to_server=is_secret)
     stub.is_checked = stub.all_send = False
     updates = DistributedUpdates(stub, [], {}, exchange)  # type: ignore[arg-type]
     return updates._transport([Term(place, rank, 1.0) for place, rank in enumerate(homes)])

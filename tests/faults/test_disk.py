@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from supervisor import Ended, supervise, toy_config
+from supervisor import Ended, digest_alone, supervise, toy_config
 
 from fedtorch.main import main
 from tests.checkpoint.test_checkpoint import damage_delete, damage_flip, damage_truncate, damage_zero
@@ -21,9 +21,7 @@ STATELESS = ("task.width=1000", "client.optimizer_state=reset")  # the server is
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of a run whose states are larger."""
-    config = toy_config(tmp_path_factory.mktemp("wide"))
-    assert main(["--config", str(config), "--set", *WIDE]) == 0
-    return Ended(config.parent / "run").digest
+    return digest_alone(toy_config(tmp_path_factory.mktemp("wide")), *WIDE)
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from supervisor import PHASES, Ended, at, supervise
-
-from fedtorch.main import main
+from supervisor import PHASES, at, digest_alone, supervise
 
 CONFIG = """
 run: {name: toy, dir: DIR}
@@ -32,9 +30,7 @@ def config_of(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
-    config = config_of(tmp_path_factory.mktemp("alone"))
-    assert main(["--config", str(config)]) == 0
-    return Ended(config.parent / "run").digest
+    return digest_alone(config_of(tmp_path_factory.mktemp("alone")))
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from supervisor import TOY, Ended, at, supervise, toy_config
-
-from fedtorch.main import main
+from supervisor import TOY, at, digest_alone, supervise, toy_config
 
 STEPS, DELAY, EVERY = 8, 3, 2
 SENT = STEPS - DELAY
@@ -35,9 +33,7 @@ def config_of(folder: Path, **changes: str) -> Path:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of a run in one process, which nobody disturbs."""
-    config = config_of(tmp_path_factory.mktemp("whole"))
-    assert main(["--config", str(config)]) == 0
-    return Ended(config.parent / "run").digest
+    return digest_alone(config_of(tmp_path_factory.mktemp("whole")))
 
 
 @pytest.mark.parametrize(

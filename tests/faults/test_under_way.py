@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from supervisor import Ended, supervise, toy_config
+from supervisor import Ended, digest_alone, supervise, toy_config
 
 from fedtorch.checkpoint.under_way import FOLDER
 from fedtorch.main import main
@@ -24,9 +24,7 @@ def config_of(folder: Path, **changes: str) -> Path:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of a run that saves nothing inside a round, in one process."""
-    config = config_of(tmp_path_factory.mktemp("whole"), checkpoint="{}")
-    assert main(["--config", str(config)]) == 0
-    return Ended(config.parent / "run").digest
+    return digest_alone(config_of(tmp_path_factory.mktemp("whole"), checkpoint="{}"))
 
 
 def gone_on(ended: Ended) -> dict[str, int]:

@@ -17,7 +17,6 @@ from parties import (
     checked,
     digest,
     ends_well,
-    make_places,
     run,
     write_config,
 )
@@ -61,11 +60,6 @@ CLIENT: dict[str, Any] = {
     "rounds": 4,
 }
 SECURE = {**CLIENT, "privacy": {**CLIENT["privacy"], "secure_sum": {"threshold": 1.0}}}
-
-
-@pytest.fixture
-def places(tmp_path: Path) -> Path:
-    return make_places(tmp_path)
 
 
 def write(places: Path, trust: dict[str, Any], changes: dict[str, Any]) -> Path:

@@ -24,7 +24,6 @@ from parties import (
     checked,
     digest,
     ends_well,
-    make_places,
     run,
     write_config,
 )
@@ -54,11 +53,6 @@ pytest.importorskip("cryptography")
 
 CHECKED = {"trust": {"members": "members.yaml", "key": "own.key", "verify": "all"}}
 SECURE = {"privacy": {"clip": 1.0, "secure_sum": {"threshold": 1.0}}, "system": {**SYSTEM, "sum_scale": "public"}}
-
-
-@pytest.fixture
-def places(tmp_path: Path) -> Path:
-    return make_places(tmp_path)
 
 
 @pytest.mark.parametrize("is_secret", [pytest.param(False, marks=pytest.mark.slow), True])

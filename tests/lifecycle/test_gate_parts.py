@@ -21,7 +21,7 @@ from fedtorch.privacy.secure_sum.party import Party, PublicKeys, Revealed
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms
 from fedtorch.privacy.secure_sum.texts import OwnParty
 from fedtorch.trust.keys import PrivateKey, new_key
-from fedtorch.trust.merkle import leaves, root_of
+from fedtorch.trust.merkle import leaves
 from fedtorch.trust.policy.asked import Asked
 from fedtorch.trust.policy.file import read_policy
 from fedtorch.trust.policy.gate import Side
@@ -131,7 +131,7 @@ def test_a_masked_part_is_made_of_what_was_measured_and_the_sum_comes_out(silo: 
     tags = np.array([5, P - 1], np.uint64)
     assert (parties[2].mask_tags(tags) != tags).any()
     sent, salt = silo.gate.finish_part()
-    assert sent == salted(salt, root_of(hashes))
+    assert sent == salted(salt, hashes)
     silo.gate.sign(receipt(sent))
     arrived = server.close([*parties])
     for rank, party in parties.items():
@@ -151,7 +151,7 @@ def test_a_part_without_masks_is_signed_as_it_was_measured(way: str, silo: Silo)
     silo.gate.leave(expected[:4096])
     silo.gate.leave(expected[4096:] * 3)  # the gate takes its own numbers
     sent, salt = silo.gate.finish_part()
-    assert sent == salted(salt, root_of([*leaves(expected[:4096]), *leaves(expected[4096:])]))
+    assert sent == salted(salt, [*leaves(expected[:4096]), *leaves(expected[4096:])])
     silo.gate.sign(receipt(sent))
 
 

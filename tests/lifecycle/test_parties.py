@@ -19,7 +19,6 @@ from parties import (
     codes,
     digest,
     ends_well,
-    make_places,
     run,
     write_config,
 )
@@ -32,11 +31,6 @@ from fedtorch.rounds.exchanged_vectors import ExchangedVectors
 from fedtorch.trust.keys import new_key
 
 pytest.importorskip("cryptography")
-
-
-@pytest.fixture
-def places(tmp_path: Path) -> Path:
-    return make_places(tmp_path)
 
 
 def as_misled(places: str) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parties import PARTIES, PINNED, make_places, write_config
+from parties import PARTIES, PINNED, write_config
 from parties import SYSTEM as OF_PARTIES
 from ranks import expect_exit, run_ranks
 
@@ -64,11 +64,6 @@ OF_RECORD = {
         "clip": 0.5,
     },
 }
-
-
-@pytest.fixture
-def places(tmp_path: Path) -> Path:
-    return make_places(tmp_path)
 
 
 def write(places: Path, policy: dict[str, Any], **changes: Any) -> None:

@@ -107,9 +107,7 @@ def test_sums_travel_as_the_server_decides(exchange: Literal["auto", "reduce", "
             group = SimpleNamespace(members=range(4), machines=machines)
             server: Any = SimpleNamespace(
                 dtype=torch.float32,
-                _aggregation=SimpleNamespace(
-                    is_secret=False, witness=None, local=SimpleNamespace(device=torch.device("cpu"))
-                ),
+                _aggregation=SimpleNamespace(sends_to_server=False, local=SimpleNamespace(device=torch.device("cpu"))),
                 _exchange=exchange,
                 _group=group,
                 sums_only=False,

@@ -104,15 +104,15 @@ class Liveness:
         if self._stacks is not None:
             faulthandler.cancel_dump_traceback_later()
 
-    def check(self, awaited: Collection[int], came: Callable[[], bool] = lambda: False) -> None:
+    def check(self, awaited: Collection[int], came: Callable[[Sequence[int]], bool] = lambda missing: False) -> None:
         """Look for awaited ranks that have left, are dead or were silent for the timeout.
 
-        came: whether what they are awaited for is there all the same: it may have been their last act.
+        came: is what these are awaited for there all the same? It may have been their last act.
 
         Raises:
             DeadlineError, TrustError: there are some; see `error_of`.
         """
-        if (missing := self.missing(awaited)) and not came():
+        if (missing := self.missing(awaited)) and not came(missing):
             raise self.error_of(missing)
 
     def error_of(self, ranks: Sequence[int], more: str = "") -> FedtorchError:

@@ -14,6 +14,7 @@ from fedtorch.comm.job.signing import Signature
 from fedtorch.core.errors import ForgedNoteError
 from fedtorch.trust.keys import SIGNATURE_BYTES, Signer, is_signed
 from fedtorch.trust.members import Members
+from fedtorch.trust.policy.notes import text_of
 from fedtorch.trust.policy.remote import GateKey
 from fedtorch.trust.receipts import Signed
 
@@ -102,8 +103,7 @@ class PartySignature(Signature):
         return member is not None and is_signed(self._text(key, value), signature, member.key, beside)
 
     def _text(self, key: str, value: str) -> bytes:
-        parts = (self.known.members.federation, self.scope, key, value)
-        return "\0".join(parts).encode("utf-8", "surrogatepass")
+        return text_of(self.known.members.federation, self.scope, key, value)
 
 
 def signature_of(proof: str | Identity, scope: str) -> Signature:

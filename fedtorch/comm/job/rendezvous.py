@@ -132,8 +132,8 @@ class Rendezvous:
             if time.monotonic() - start > limit_s:
                 return False
             self._liveness.beat()
-            missing = [rank for rank, key in keys.items() if not self._store.has([key])]
-            self._liveness.check(missing, lambda: self._store.has(list(keys.values())))
+            awaited = [rank for rank, key in keys.items() if not self._store.has([key])]
+            self._liveness.check(awaited, lambda missing: self._store.has(list(keys.values())))
         return True
 
     def wait_regardless(self, keys: Mapping[int, str], limit_s: float) -> None:
@@ -151,12 +151,15 @@ class Rendezvous:
         while not self._links.wait(name, ranks, pause):
             started = time.monotonic()
             self._liveness.beat()
-            missing = self._liveness.missing([rank for rank in ranks if not self._links.wait(name, [rank], 0.0)])
-            late_s = min(_LAST_S, self._liveness.timeout_s / 4) if set(missing) & set(self._liveness.left()) else 0.0
-            if missing and not self._links.wait_for_last(name, missing, late_s):  # the last act of one that left
-                raise self._liveness.error_of(missing)
+            awaited = [rank for rank in ranks if not self._links.wait(name, [rank], 0.0)]
+            self._liveness.check(awaited, lambda missing: self._came_late(name, missing))
             # over a long wire a look takes some trips, which must not be what this rank does when the note comes
             pause = min(max(often, _LOOKS * (time.monotonic() - started)), self._liveness.timeout_s / 4)
+
+    def _came_late(self, name: str, missing: Sequence[int]) -> bool:
+        """Have they sent their notes, of which that of one that left may still be on its way?"""
+        late_s = min(_LAST_S, self._liveness.timeout_s / 4) if set(missing) & set(self._liveness.left()) else 0.0
+        return self._links.wait_for_last(name, missing, late_s)
 
     def _wait_for_alive(self, name: str, ranks: Sequence[int]) -> list[int]:
         """Wait for the note of every rank that is alive; returns the ranks that are not."""

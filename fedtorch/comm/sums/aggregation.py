@@ -125,7 +125,12 @@ class Aggregation:
     @property
     def reads_in_place(self) -> bool:
         """May ranks read each other's updates? All ranks know the same, once the group is connected."""
-        return self.memory.is_open and self.group.shares_memory and not self.is_secret
+        return self.memory.is_open and self.group.shares_memory and not self.sends_to_server
+
+    @property
+    def sends_to_server(self) -> bool:
+        """Must each rank send what it has to the server, and nothing to another? As it is secret, or signed."""
+        return self.is_secret or self.witness is not None
 
     @property
     def all_send(self) -> bool:
@@ -150,11 +155,14 @@ class Aggregation:
         own = [(self.names[term.client], term.weight) for term in terms if term.rank == self.group.rank]
         return SilosPart(self.witness, self.group, self.round, scale.exponent, told, own, way)
 
-    def servers_part(self, scale: SumScale, size: int) -> ServersPart | None:
-        """On the server: what it does with the parts beside adding them. size: numbers of each."""
+    def servers_part(self, scale: SumScale, size: int = 0) -> ServersPart | None:
+        """On the server: what it does with the parts beside adding them. size: numbers of the sum, for silos to check.
+
+        Where they do not check it, it is not kept.
+        """
         if self.witness is None:
             return None
-        return ServersPart(self.witness, self.group, self.round, scale.exponent, size)
+        return ServersPart(self.witness, self.group, self.round, scale.exponent, size if self.is_checked else 0)
 
     def broadcast_request(self, request: Request) -> None:
         """On the server: tell the other ranks what comes next."""

@@ -23,7 +23,7 @@ class Incoming(NamedTuple):
     clients: tuple[str, ...]
     """Whose updates it is made of."""
     weight: float | None
-    """Of the update; None: it is a sum of the clients' weighted updates already."""
+    """Weight of the update; None: it is a sum of the clients' weighted updates already."""
 
     def show(self, check: SumCheck, squares: float, *, is_whole: bool) -> None:
         """Compare what was added with the reports. squares: of its whole numbers. is_whole: is it what was sent?"""

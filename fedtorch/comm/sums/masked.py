@@ -91,7 +91,7 @@ class Notes:
         liveness, key = self.group.liveness, self._key(what, rank)
         while not self.group.store.wait([key], min(_LOOK_EVERY_S, liveness.timeout_s / 4)):
             liveness.beat()
-            liveness.check([0], lambda: self.group.store.has([key]))
+            liveness.check([0], lambda missing: self.group.store.has([key]))
         note = self.read(what, rank)
         if isinstance(note, dict) and "over" in note:
             if note["over"] == "again":
@@ -322,7 +322,7 @@ def collect(
     notes = Notes(aggregation)
     agreed = SumTerms(**terms, attempt=notes.attempt, common=aggregation.sworn)
     server, parties = Collector(agreed), agreed.parties
-    witnessed = aggregation.servers_part(scale, size if aggregation.is_checked else 0)
+    witnessed = aggregation.servers_part(scale, size)
     about = {name: getattr(agreed, name) for name in ("run", "round", "attempt", "parties", "threshold")}
     notes.leave("begin", about)
     try:

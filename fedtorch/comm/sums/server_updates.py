@@ -83,7 +83,7 @@ class DistributedUpdates(AcceptedUpdates):
         for own, _ in self._aggregation.agree(Op.SEND_ONE, terms):
             return own
         buffer = buffer[: self.lengths[self.reports[place].client]]
-        signed = self._aggregation.servers_part(SumScale(0), 0)
+        signed = self._aggregation.servers_part(SumScale(0))
         self._receiving = self._group.start_receive(buffer, terms[0].rank), buffer, terms[0].rank, signed
         self._aggregation.meter.count("up", "aggregate", physical=buffer.nbytes)
         return buffer
@@ -118,7 +118,7 @@ class DistributedUpdates(AcceptedUpdates):
             if term.rank != 0
         ]
         size = self._aggregation.length(terms)
-        signed = self._aggregation.servers_part(SumScale(0), 0)
+        signed = self._aggregation.servers_part(SumScale(0))
         arriving = self._watched(remote, self.dtype, size, signed)
         window = torch.empty(len(terms), min(size, WINDOW), dtype=self.dtype)
         digests: list[int] = []
@@ -176,8 +176,7 @@ class DistributedUpdates(AcceptedUpdates):
         Not of parts of vectors, nor where a rank may not know of others' clients, nor if a rank cannot read an update.
         """
         is_whole = into[0].dtype == self.dtype == torch.float32 and len(into[0]) == self._aggregation.local.size
-        reads = self._aggregation.reads_in_place and self._aggregation.witness is None
-        can_be_reached = reads and self._aggregation.memory.place(into[0]) != NOWHERE
+        can_be_reached = self._aggregation.reads_in_place and self._aggregation.memory.place(into[0]) != NOWHERE
         if not (is_whole and can_be_reached and terms and self._exchange == "auto"):
             return False
         self._aggregation.broadcast_request(Request(Op.SUM_SLICES, terms, scale))
@@ -220,7 +219,7 @@ class DistributedUpdates(AcceptedUpdates):
         """
         if self.sums_only:
             return Op.SEND_SUMS
-        sends = self._aggregation.is_secret or self._aggregation.witness is not None
+        sends = self._aggregation.sends_to_server
         if self._aggregation.local.device.type != "cpu" and not sends:
             return Op.REDUCE
         held = Counter(term.rank for term in terms)
@@ -241,7 +240,7 @@ class DistributedUpdates(AcceptedUpdates):
     ) -> None:
         """Add this rank's own updates and what the other ranks send, in this order. into: see `reduce_sum`."""
         out, check = into
-        signed = self._aggregation.servers_part(scale, len(out) if self._aggregation.is_checked else 0)
+        signed = self._aggregation.servers_part(scale, len(out))
         witnessed = signed if self._aggregation.is_checked else None
         dtype = SUM_DTYPE if any(each.weight is None for each in remote) else self.dtype
         arriving = self._watched(remote, dtype, len(out), signed)

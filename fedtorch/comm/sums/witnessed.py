@@ -22,7 +22,7 @@ from fedtorch.comm.job.witness import Terms, Witness
 from fedtorch.comm.transport.group import Group
 from fedtorch.core.errors import PreflightError, TrustError
 from fedtorch.core.prime import Words, added
-from fedtorch.trust.merkle import LEAF, leaves, root_of
+from fedtorch.trust.merkle import LEAF, leaves
 from fedtorch.trust.policy.parts import SALT_BYTES, salted
 from fedtorch.trust.receipts import Signed
 
@@ -104,7 +104,7 @@ class SilosPart:
         if self._witness.gate is not None:
             return self._witness.gate.finish_part()
         salt = secrets.token_bytes(SALT_BYTES)
-        return salted(salt, root_of(self._hashes or leaves(np.empty(0, np.int64)))), salt
+        return salted(salt, self._hashes), salt
 
     def _padded(self, mask: Callable[[Words], Words] | None) -> list[int]:
         """The tags as they are sent."""
@@ -175,7 +175,7 @@ class ServersPart:
             "meeting": self._witness.meeting,
             "round": self._exchanged.round,
             "run": self._witness.run,
-            "sent": salted(salt, root_of(self._hashes.get(rank) or leaves(np.empty(0, np.int64)))),
+            "sent": salted(salt, self._hashes.get(rank, ())),
             "weights": self._witness.weights,
         }
         if wrong := [name for name, value in expected.items() if said.get(name) != value]:

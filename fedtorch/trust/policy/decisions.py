@@ -63,7 +63,7 @@ def read_decisions(folder: Path) -> list[Mapping[str, Any]]:
 
 
 def unreadable(path: Path, error: Exception) -> CheckpointError:
-    """What is raised where decisions cannot be read."""
+    """The error of a file of decisions that cannot be read."""
     return CheckpointError(
         f"{path} says how much has left this site, and cannot be read ({error}); restore it from a copy, or begin a "
         "new run with `--resume never`"

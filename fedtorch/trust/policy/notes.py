@@ -43,10 +43,15 @@ class Note:
     round: int | None = None
     """Round of that."""
     oath: str = ""
-    """What is sworn to: the root of the weights, and where the server is checked the digest of its last record; of a
-    note of a secure sum its text, and of a receipt the digest of what was sent."""
+    """Root of the weights that are sworn to, and where the server is checked the digest of its last record; of a note
+    of a secure sum its text, and of a receipt the digest of what was sent."""
     own: tuple[float, ...] = ()
     """Numbers of reports that are said once more."""
+
+
+def text_of(federation: str, scope: str, key: str, value: str) -> bytes:
+    """Text of a note that its party signs. scope: job and meeting that it is good for."""
+    return "\0".join((federation, scope, key, value)).encode("utf-8", "surrogatepass")
 
 
 def read_note(key: str, value: str, *, rank: int, clients: Collection[str]) -> Note | None:

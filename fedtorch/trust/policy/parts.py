@@ -25,6 +25,7 @@ from fedtorch.privacy.secure_sum.terms import SumTerms
 from fedtorch.privacy.secure_sum.texts import OwnParty
 from fedtorch.trust.keys import is_signed
 from fedtorch.trust.merkle import leaves, root_of
+from fedtorch.trust.policy.notes import text_of
 
 Vector = npt.NDArray[np.floating]
 WAYS = ("sum", "masked", "updates")
@@ -32,9 +33,9 @@ WAYS = ("sum", "masked", "updates")
 SALT_BYTES = 32
 
 
-def salted(salt: bytes, root: bytes) -> str:
-    """Digest of what was sent, which says nothing of it to those who have not the salt."""
-    return hashlib.sha256(salt + root).hexdigest()
+def salted(salt: bytes, hashes: Sequence[bytes]) -> str:
+    """Digest of what was sent, which says nothing of it to those who have not the salt. hashes: of its leaves."""
+    return hashlib.sha256(salt + root_of(hashes or leaves(np.empty(0, np.int64)))).hexdigest()
 
 
 @dataclass
@@ -46,13 +47,13 @@ class OutgoingPart:
     updates: Sequence[Vector]
     """That it is made of, as they were measured."""
     factors: Sequence[float]
-    """Of each of them in a sum: its weight · 2^exponent."""
+    """Factor of each of them in a sum: its weight · 2^exponent, which makes whole numbers."""
     size: int
     """Numbers of each."""
     party: Party | None = None
     """Masks it."""
     hashes: list[bytes] = field(default_factory=list)
-    """Of the leaves that have left."""
+    """Hashes of the leaves that have left."""
     left: dict[int, int] = field(default_factory=dict)
     """Place of an update, or 0 for a sum -> numbers of it that have left."""
 
@@ -96,7 +97,7 @@ class OutgoingPart:
         if any(self.left.get(place, 0) != self.size for place in places):
             raise ValueError("a part of which some numbers have not left")
         salt = secrets.token_bytes(SALT_BYTES)
-        return salted(salt, root_of(self.hashes or leaves(np.empty(0, np.int64)))), salt
+        return salted(salt, self.hashes), salt
 
 
 def factors_of(weights: Sequence[float], exponent: int) -> list[float]:
@@ -118,7 +119,7 @@ class MaskedSum:
     federation: str
     """Name of the federation."""
     rank: int
-    """Of this side."""
+    """Its number in the job."""
     public: Mapping[int, bytes]
     """Rank -> public key of its party, by this site's own list."""
     terms: SumTerms
@@ -160,7 +161,7 @@ class MaskedSum:
         for name, text in about.items():
             rank, (signature, _, value) = int(name), text.partition(" ")
             key = f"secure sum/{self.terms.attempt}/keys/{rank}"
-            note = "\0".join((self.federation, self.scope, key, value)).encode("utf-8", "surrogatepass")
+            note = text_of(self.federation, self.scope, key, value)
             public = self.public.get(rank)
             if public is None or not is_signed(note, bytes.fromhex(signature), public):
                 raise PolicyError("the gate masks with no keys that their party has not signed")

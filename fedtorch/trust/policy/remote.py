@@ -136,7 +136,7 @@ class GateParty:
     gate: GateKey
     """Has it."""
     terms: SumTerms
-    """Of the sum."""
+    """Terms of the sum."""
 
     def keys(self) -> str:
         """Text of its note with its public keys."""
