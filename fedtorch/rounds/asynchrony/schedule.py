@@ -1,8 +1,9 @@
 """Which worker trains which job of the plan between two versions: by what jobs need, not by the clock.
 
-A job is ready when its version exists and its client's former job is done. Between two versions the workers first
-share out what the next one still needs; who would wait for the others then takes ready jobs of later buffers, those
-whose buffer closes first, as far as they are done by then. Any order gives the same bits.
+A job is ready when its version exists and, where clients train at home, its client's former job is done, whose state
+it may begin with. Between two versions the workers first share out what the next one still needs; who would wait for
+the others then takes ready jobs of later buffers, those whose buffer closes first, as far as they are done by then. Any
+order gives the same bits.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def waves(plan: AsyncPlan, workers: Workers, *, done: int = 0, first: Rank = by_
     Jobs of buffers before `done` are over. Jobs that were dropped are never trained.
     """
     jobs = [job for job in plan.jobs if job.number is not None and done <= job.buffer < plan.versions]
-    before: dict[int, Job] = {}  # start -> the same client's job before it, which is not over
+    before: dict[int, Job] = {}  # start -> the same client's job before it, which is not over and must be
     last: dict[str, Job] = {}
-    for job in sorted(jobs, key=lambda job: job.start):
+    for job in sorted(jobs if workers.homes is not None else (), key=lambda job: job.start):
         if job.client in last:
             before[job.start] = last[job.client]
         last[job.client] = job
@@ -71,33 +72,24 @@ class _Wave:
         self.jobs: Wave = {}
         self.loads = [0.0] * workers.number
         self.end: float | None = None  # what must be done by then; None: whatever it takes
-        self._at: dict[int, int] = {}  # start -> worker
 
     def place(self, job: Job) -> None:
         """Give the job to a worker, if it is ready and done in time."""
         former = self._before.get(job.start)
         if former is not None and former.start not in self._trained:
             return
-        worker = self._worker(job, former)
+        homes, by_load = self._workers.homes, range(self._workers.number)
+        worker = min(by_load, key=self.loads.__getitem__) if homes is None else homes[job.client]
         load = self.loads[worker] + self._workers.costs[job.client]
         if not self.is_in_time(load):
             return
         self.loads[worker] = load
         self.jobs.setdefault(worker, []).append(job)
-        self._at[job.start] = worker
         self._trained.add(job.start)
 
     def is_in_time(self, load: float) -> bool:
         """Does a worker with so much to do not keep the others waiting?"""
         return self.end is None or load <= self.end * (1 + 1e-9)
-
-    def _worker(self, job: Job, former: Job | None) -> int:
-        """Its home; where its client trains before it in this wave; else the one with the least to do."""
-        if self._workers.homes is not None:
-            return self._workers.homes[job.client]
-        if former is not None and former.start in self._at:
-            return self._at[former.start]
-        return min(range(self._workers.number), key=lambda worker: (self.loads[worker], worker))
 
 
 def busy_share(plan: AsyncPlan, workers: Workers) -> float:
