@@ -286,6 +286,29 @@ def test_a_signal_stops_it_and_it_goes_on(tmp_path: Path) -> None:
     assert make_runner(config_of(tmp_path / "again", replay_of(tmp_path / "real"))).run().digest == whole.digest
 
 
+@pytest.mark.parametrize(("after", "back"), [(6, 99), (12, 99), (6, 0), (11, 0)])
+def test_what_clients_did_that_seemed_to_be_lost_does_not_count(after: int, back: int, tmp_path: Path) -> None:
+    """Who is in the open buffer, and who trains next; all are back at once, or when the next round begins."""
+    settings = replace(REAL, buffer=5)
+    runner, seen = make_runner(config_of(tmp_path / "real", settings)), [0]
+    trainer: Any = runner.trainer
+    announce, federation = trainer._announce, trainer.federation
+
+    def announced(job: Any, started: int) -> None:
+        announce(job, started)
+        seen[0] += 1
+        if seen[0] == after:
+            doubtful = [*federation.buffer(trainer.context.round), *list(federation.running.values())[:1]]
+            trainer._tell_losses({job.client for job in doubtful})
+        if seen[0] == after + back:
+            trainer._tell_losses(())
+
+    trainer._announce = announced
+    digest = runner.run().digest
+    assert {line["status"] for line in lines(tmp_path / "real")} == {"ok", "lost", "back"}
+    assert make_runner(config_of(tmp_path / "again", replay_of(tmp_path / "real", settings))).run().digest == digest
+
+
 def test_a_failure_that_was_recorded_fails_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDTORCH_TESTING", "1")
     monkeypatch.setenv("FEDTORCH_FAULTS", "raise:client=c2;raise:client=c5,round=2")

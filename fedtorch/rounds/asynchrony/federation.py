@@ -60,8 +60,8 @@ class Federation:
         self._made = 0  # slots so far
         self._numbered: dict[int, Job] = {}  # start -> its job, once it has a number
         self._arrivals: defaultdict[int, list[Job]] = defaultdict(list)  # by buffer
-        self._former: dict[int, Job] = {}  # start -> the client's job before it that has a number
-        self._last: dict[str, Job] = {}
+        self._former: dict[int, int] = {}  # start -> that of the client's job before it that has a number
+        self._last: dict[str, int] = {}
         self._start_all()
 
     def apply(self, event: Event) -> Job | None:
@@ -113,7 +113,7 @@ class Federation:
         insort(self._idle, self._place[job.client])
         if number is not None:
             self.numbers += 1
-            self._last[job.client] = self._numbered[job.start] = job
+            self._numbered[job.start], self._last[job.client] = job, job.start
         if number is None or buffer < self.done:
             self._release(event.start)
         return job
@@ -174,7 +174,7 @@ class Federation:
 
     def former(self, start: int) -> Job | None:
         """The job of the same client before this start that has a number; None: there is none."""
-        return self._former.get(start)
+        return None if (former := self._former.get(start)) is None else self._numbered[former]
 
     def _start_all(self) -> None:
         while self._idle and len(self.running) < self.settings.concurrent:

@@ -58,7 +58,7 @@ class LiveTrainer(JobTrainer):
         self.federation = self.known = jobs.federation
         self._file = ArrivalsFile(context.config.folder, self.federation)
         self._events = context.comm.events
-        self._recorded: list[Job] = []  # that had arrived before this process
+        self._recorded: dict[int, int] = {}  # start -> buffer of the jobs that had arrived before this process
         self._read = 0  # events that this rank has read
         self._written = 0  # events that are in the file
         self._taken: set[int] = set()  # starts that some rank trains, or has trained, as far as this one has asked
@@ -86,8 +86,9 @@ class LiveTrainer(JobTrainer):
                 self._file.begin()
         context.members.barrier("arrivals", may_stop=False)
         self._sync()
-        self._recorded, self._written = self.federation.jobs, len(self.federation.events)
-        self._taken = {job.start for job in self._recorded if job.number is None or job.buffer < context.round}
+        recorded, self._written = self.federation.jobs, len(self.federation.events)
+        self._recorded = {job.start: job.buffer for job in recorded}
+        self._taken = {job.start for job in recorded if job.number is None or job.buffer < context.round}
         last = max((event.arrived for event, _ in self.federation.events), default=0)
         self._began_us = last - time.monotonic_ns() // 1000
         self.jobs.make_names(context.round)
@@ -140,9 +141,10 @@ class LiveTrainer(JobTrainer):
                 time.sleep(_POLL_S)
 
     def _mine(self) -> Iterator[Job]:
-        """Jobs that are this rank's from now on: recorded ones of the buffer that closes now, then who has waited."""
+        """Jobs that are this rank's from now on: of the buffer that closes now those that were recorded, and those
+        that are void, of which somebody has to say so; then who has waited."""
         federation, round = self.federation, self.context.round
-        recorded = [job for job in self._recorded if job.number is not None and job.buffer == round]
+        recorded = [job for job in federation.buffer(round) if job.void or job.start in self._recorded]
         running = [] if federation.is_full(round) else sorted(federation.running.values(), key=lambda job: job.start)
         for job in (*recorded, *(job for job in running if job.version <= round)):
             if job.start not in self._taken and self._may_train(job):
@@ -184,7 +186,7 @@ class LiveTrainer(JobTrainer):
         Not where others than the package's own engine train, nor as long as buffers to come have jobs that were
         recorded: these must be trained first.
         """
-        is_free = self._can_pause and all(job.buffer <= self.context.round for job in self._recorded)
+        is_free = self._can_pause and all(buffer <= self.context.round for buffer in self._recorded.values())
         return is_free and self.federation.is_full(self.context.round)
 
     @contextmanager

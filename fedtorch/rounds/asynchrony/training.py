@@ -113,7 +113,11 @@ class JobTrainer(ClientTrainer):
     def _of(self, buffer: Sequence[Job]) -> list[Report]:
         """Reports of this rank's jobs in the buffer, as far as they are done."""
         found = [(self._reports[name], job) for job in buffer if (name := self.jobs.name(job)) in self._reports]
-        return [replace(report, status=job.void) if job.void else report for report, job in found]
+        return [replace(report, status=self._void(job) or report.status) for report, job in found]
+
+    def _void(self, job: Job) -> str:
+        """Status with which a job is over, whatever it trained; empty: that of its training."""
+        return job.void or (LOST if job.client in self.context.members.lost else "")
 
     def settle(self, accepted: Sequence[Report]) -> None:
         """The buffer is closed: the states of its jobs count where training went well; its updates go.
@@ -123,7 +127,7 @@ class JobTrainer(ClientTrainer):
         context = self.context
         names = {self.jobs.name(job): job for job in self.known.buffer(context.round)}
         for name, job in names.items():
-            if job.client in context.members.lost:
+            if self._void(job):
                 context.store.unstage(name)
             else:
                 context.store.adopt(name, job.client, keep=OF_BEST)  # of evaluations since it trained
@@ -168,8 +172,8 @@ class JobTrainer(ClientTrainer):
         """Train a job from its version; its report waits."""
         client = self._client(job)
         self._job = job
-        if job.void or client.name in self.context.members.lost:
-            report = Report(client.name, status=job.void or LOST)
+        if void := self._void(job):
+            report = Report(client.name, status=void)
         else:
             with self._received(job):
                 report = self._train_or_retry(client)
@@ -202,7 +206,8 @@ class JobTrainer(ClientTrainer):
         assert self._job is not None
         job = self._former(self._job)
         while job is not None and job.buffer >= self.context.round:
-            if (staged := self.context.store.staged(self.jobs.name(job))) is not None:
+            staged = None if self._void(job) else self.context.store.staged(self.jobs.name(job))
+            if staged is not None:
                 return staged
             job = self._former(job)
         return self.context.store.get(client)
