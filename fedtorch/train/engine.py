@@ -69,6 +69,8 @@ class Engine(EngineWeights):
     """Which of them computes which parameters; None: every rank computes all."""
     unit_ways: dict[tuple[str, str], tuple[str, str | None]]
     """(`privacy.per_unit`, client) -> how gradients of its units are taken, once `UnitGradients` has tried it."""
+    can_pause = True
+    """May it have others' weights between two steps of a training, which goes on by `load` and `go_on`?"""
 
     def __init__(
         self,

@@ -48,6 +48,7 @@ class SplitEngine(Engine):
     it says how one pass goes back (`_pass_back`), how a step ends (`_end_step`) and where tensors lie (`_tensors`).
     """
 
+    can_pause = False  # a library's engine has weights and states beside the module's
     settings: EngineConfig
     _tensors: SplitTensors | None = None  # None: nothing is split, or not yet
     _gradients: list[Tensor] | None = None

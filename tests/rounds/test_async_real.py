@@ -35,6 +35,7 @@ from fedtorch.rounds.asynchrony.arrivals_file import read_events
 from fedtorch.rounds.asynchrony.federation import Event, Federation
 from fedtorch.rounds.asynchrony.pausing import Pausable
 from fedtorch.rounds.buffer import LATE
+from fedtorch.train.engine import Engine
 from fedtorch.train.settings import TrainerConfig
 
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
@@ -143,8 +144,9 @@ def test_a_job_whose_update_would_be_dropped_ends_before_its_next_step(most: int
     assert make_runner(replayed).run().digest == digest
 
 
-def standing_still(folder: str, asynchrony: AsyncConfig) -> Any:
+def standing_still(folder: str, asynchrony: AsyncConfig, can_pause: bool) -> Any:
     """The run's digest and scores, and how often a job of this rank stood still."""
+    Engine.can_pause = can_pause
     os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS="sleep:client=c5,seconds=0.3;sleep:client=c6,seconds=0.3")
     times, pause = [0], Pausable.pause
 
@@ -158,12 +160,18 @@ def standing_still(folder: str, asynchrony: AsyncConfig) -> Any:
         return (result.digest, result.scores), times[0]
 
 
+@pytest.mark.parametrize("can_pause", [True, False])
 @pytest.mark.processes
-def test_a_job_that_stands_still_while_versions_are_made_and_evaluated_has_the_same_bits(tmp_path: Path) -> None:
-    """Steps of c5 and c6 take .3 s each, between which the other ranks fill buffers; dropout, Adam, a private head."""
+def test_a_job_that_stands_still_while_versions_are_made_and_evaluated_has_the_same_bits(
+    can_pause: bool, tmp_path: Path
+) -> None:
+    """Steps of c5 and c6 take .3 s each, between which the other ranks fill buffers; dropout, Adam, a private head.
+
+    Where an engine cannot stand still (DeepSpeed), the others wait for the end of its job.
+    """
     settings = replace(REAL, buffer=2)
-    found = run_ranks(standing_still, 4, str(tmp_path / "real"), settings)
-    assert sum(times for _, times in found) > 0
+    found = run_ranks(standing_still, 4, str(tmp_path / "real"), settings, can_pause)
+    assert (sum(times for _, times in found) > 0) == can_pause
     replay = config_of(tmp_path / "again", replay_of(tmp_path / "real", settings), eval=EvalConfig(every=1))
     replayed = make_runner(replay).run()
     assert (replayed.digest, replayed.scores) == found[0][0]

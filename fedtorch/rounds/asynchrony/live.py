@@ -22,7 +22,6 @@ from fedtorch.rounds.asynchrony.training import JobTrainer
 from fedtorch.rounds.buffer import LATE, LOOK_EVERY_S, Late
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.membership import Stopped
-from fedtorch.train.engine import Engine
 
 _POLL_S = 0.01  # between two looks at what others have done
 WATCH_EVERY_S = 1.0  # between two looks at whether they are there
@@ -65,8 +64,7 @@ class LiveTrainer(JobTrainer):
         self._began_us = 0
         self._looked_s = self._watched_s = float("-inf")
         self._at_work: AtWork | None = None
-        is_own = type(context.components.engine) is Engine  # DeepSpeed has weights and states beside the module's
-        self._can_pause = is_own and not context.config.has_trainers
+        self._can_pause = context.components.engine.can_pause and not context.config.has_trainers
 
     def begin(self) -> None:
         """Take what was recorded, and send the older versions that jobs start from.
