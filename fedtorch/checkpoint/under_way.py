@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,16 +78,19 @@ class UnderWayFile:
             return tensors, checked_numbers(path, state["numbers"])
 
 
-def drop_under_way(folder: Path, before: int | None = None) -> None:
-    """Delete such files of a run: of the rounds before this one, or all of them. A disk that refuses keeps them."""
+def drop_under_way(folder: Path, is_open: Callable[[int], bool] | None = None) -> None:
+    """Delete such files of a run; a disk that refuses keeps them. is_open: the rounds of those that stay; None: none.
+
+    Of asynchronous rounds a file has the number of its job's start in place of the round.
+    """
     own = folder / FOLDER
-    if before is None:
+    if is_open is None:
         shutil.rmtree(own, ignore_errors=True)
         return
     try:
         for path in own.iterdir() if own.is_dir() else ():
             match = _FILE.fullmatch(path.name)
-            if match is not None and int(match[1]) < before:
+            if match is not None and not is_open(int(match[1])):
                 path.unlink(missing_ok=True)
         own.rmdir()
     except OSError:

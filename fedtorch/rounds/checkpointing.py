@@ -120,7 +120,7 @@ class Saving:
                 self.saved = context.round
                 context.store.mark_clean()
                 tell_saved(context.round)
-                drop_under_way(context.config.folder, before=context.round)
+                drop_under_way(context.config.folder, context.is_open)
                 leads = checkpoints.apart is not None and checkpoints.apart.leads
                 if leads:
                     write_note(checkpoints.folder, context.round, run_digest(context.config))

@@ -197,6 +197,11 @@ class RoundContext:
         """Name of the client that a report is about; it has a job's name in asynchronous rounds."""
         return name if self.jobs is None else self.jobs.client_of(name)
 
+    def is_open(self, number: int) -> bool:
+        """May a training be done again by who goes on from here? number: its round, or the start of its job."""
+        is_open = number >= self.round if self.jobs is None else self.jobs.is_open(number, self.round)
+        return is_open and self.round < self.config.rounds
+
     def name(self, message: Packet) -> str:
         """The client a message is about."""
         return self.comm.names[message.client]

@@ -33,6 +33,8 @@ class UnderWay:
 
     def __init__(self, context: RoundContext, clock: Callable[[], float] = time.monotonic) -> None:
         self.context, self.settings = context, context.config.checkpoint
+        self.number: Callable[[], int] = lambda: context.round
+        """of the training in the run, by which its file is found: that of the round, or the start of a job"""
         self._clock, self._saved_at, self._unsaved, self._is_warned = clock, clock(), 0, False
 
     def of(self, client: str, *, counts: bool = True) -> ClientSaves | None:
@@ -97,7 +99,7 @@ class TrainingSaves:
         self._key: dict[str, str | int] = {
             "config": client.rule.config,
             "client": client.client,
-            "round": context.round,
+            "round": client.rule.number(),
             "training": number,
         }
         self._key |= {"ranks of a worker": self._size, "beginning": beginning}

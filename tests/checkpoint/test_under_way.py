@@ -94,12 +94,12 @@ def test_rounds_that_are_saved_are_dropped_and_no_other_file(file: UnderWayFile)
     partial.write_bytes(b"left by a kill")
     other = file.path(0).with_name("notes.txt")
     other.write_text("mine")
-    drop_under_way(file.folder, before=4)
+    drop_under_way(file.folder, lambda round: round >= 4)
     assert {path.name for path in other.parent.iterdir()} == {later.path(1).name, "notes.txt"}
-    drop_under_way(file.folder, before=5)
+    drop_under_way(file.folder, lambda round: round >= 5)
     assert [path.name for path in other.parent.iterdir()] == ["notes.txt"]
     other.unlink()
-    drop_under_way(file.folder, before=5)
+    drop_under_way(file.folder, lambda round: round >= 5)
     assert not (file.folder / FOLDER).exists()
     drop_under_way(file.folder)
 

@@ -15,9 +15,11 @@ from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.checkpoint.under_way import FOLDER
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.asynchrony import AsyncConfig, ClockConfig, DurationConfig, StalenessConfig
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, Config, PartitionConfig, ServerConfig, SystemConfig
+from fedtorch.core.errors import Interrupted
 
 pytestmark = pytest.mark.processes
 SLOW = pytest.mark.slow
@@ -228,3 +230,101 @@ def test_killed_ranks_go_on_on_another_number_of_ranks(victim: int, again: int, 
     found = Checkpoints(folder / "checkpoints", keep=2).latest()
     assert found is not None and found.round == round
     assert run_ranks(run_on_ranks, again, str(folder), found.round, "")[0] == undisturbed
+
+
+SAVING = CheckpointConfig(every=2, every_steps=2)
+"""With checkpoints of every second version jobs are trained again whose buffers were closed already."""
+
+
+def saving(folder: Path, asynchrony: AsyncConfig = BY_TABLE) -> Config:
+    """Four steps and more in each training."""
+    config = config_of(folder, asynchrony)
+    return replace(config, client=replace(config.client, batch_size=1, epochs=2), checkpoint=SAVING)
+
+
+def counting(folder: Path, runner: Any) -> Any:
+    """The runner, each of whose steps is a byte more in a file beside the run's folder."""
+    on_step = runner.trainer._on_step
+
+    def counted(client: str, n: int) -> None:
+        if n:
+            with folder.with_suffix(".steps").open("ab", buffering=0) as file:
+                file.write(b".")
+        on_step(client, n)
+
+    runner.trainer._on_step = counted
+    return runner
+
+
+def steps_of(folder: Path) -> int:
+    return folder.with_suffix(".steps").stat().st_size
+
+
+def killed_in_step(fault: str, config: Config) -> None:
+    os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=f"kill:phase=train,{fault}")
+    counting(config.folder, make_runner(config)).run()
+
+
+def gone_on_and_whole(config: Config) -> tuple[str, str, int, int]:
+    """Digests of the run that goes on, and of one that was not disturbed or replays it; the steps taken for each."""
+    latest = Checkpoints(config.folder / "checkpoints", keep=config.checkpoint.keep).latest()
+    digest = counting(config.folder, make_runner(config)).run(latest and latest.round).digest
+    assert config.asynchrony is not None and not (config.folder / FOLDER).exists()
+    is_real, folder = config.asynchrony.clock.kind == "real", config.folder.with_name(f"{config.folder.name}-again")
+    replay = str(config.folder) if is_real else None
+    again = saving(folder, replace(config.asynchrony, clock=BY_TABLE.clock, replay=replay))
+    return digest, counting(folder, make_runner(again)).run().digest, steps_of(config.folder), steps_of(folder)
+
+
+def kill_in_steps(folder: str, faults: list[str], asynchrony: AsyncConfig) -> dict[str, tuple[Any, ...]]:
+    """Fault -> exit status, digest at the end, that of a replay, steps taken in all, and steps of the replay."""
+    found = {}
+    for place, fault in enumerate(faults):
+        config = saving(Path(folder) / f"run{place}", asynchrony)
+        code = in_a_child(killed_in_step, fault, config)
+        found[fault] = code, *gone_on_and_whole(config)
+    return found
+
+
+IN_STEPS = ["client=a,step=1", "client=b,step=5,round=2", "client=c,step=7,round=3", "client=d,step=10,round=5"]
+
+
+@pytest.mark.parametrize("asynchrony", [BY_TABLE, REAL], ids=["virtual", "real"])
+def test_a_kill_within_a_job_repeats_at_most_so_many_steps_of_it(asynchrony: AsyncConfig, tmp_path: Path) -> None:
+    (found,) = run_ranks(kill_in_steps, 1, str(tmp_path), IN_STEPS, asynchrony)
+    for fault, (code, digest, again, taken, planned) in found.items():
+        assert code == -signal.SIGKILL and digest == again, fault
+        assert 0 < taken - planned <= 2, fault
+
+
+def saved_on_ranks(folder: str, resume: int | None, fault: str) -> str:
+    if fault:
+        os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=fault)
+    with DistributedCommunicator.join(tuple(TASK.clients), timeout_s=60) as comm:
+        return counting(Path(folder), make_runner(saving(Path(folder)), comm)).run(resume).digest
+
+
+def test_other_ranks_go_on_with_jobs_that_were_saved(tmp_path: Path) -> None:
+    """Each of the three ranks that were there repeats two steps at most."""
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+    undisturbed = counting(whole, make_runner(saving(whole))).run().digest
+    outcomes = expect_exit(saved_on_ranks, 3, str(folder), None, "kill:rank=1,round=4,phase=train,step=5")
+    assert outcomes[1].exit_code == -signal.SIGKILL and (folder / FOLDER).exists()
+    assert run_ranks(saved_on_ranks, 2, str(folder), 4, "")[0] == undisturbed
+    assert 0 < steps_of(folder) - steps_of(whole) <= 3 * 2 and not (folder / FOLDER).exists()
+
+
+@pytest.mark.parametrize("asynchrony", [BY_TABLE, REAL], ids=["virtual", "real"])
+def test_a_signal_repeats_no_step_of_a_job(asynchrony: AsyncConfig, tmp_path: Path) -> None:
+    left = [60]
+
+    def stop() -> bool:
+        left[0] -= 1
+        return left[0] < 0
+
+    config = saving(tmp_path / "run", asynchrony)
+    with pytest.raises(Interrupted, match="goes on where it was"):
+        counting(config.folder, make_runner(config, stop=stop)).run()
+    assert (config.folder / FOLDER).exists()
+    digest, whole, taken, planned = gone_on_and_whole(config)
+    assert digest == whole and taken == planned

@@ -14,11 +14,13 @@ import pytest
 import torch
 from harness import interrupt, make_config, make_runner
 from ranks import expect_exit, run_ranks
+from safetensors import safe_open
 from sleepy import Sleepy
 from toy import Quadratic
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.checkpoint.store import Checkpoints
+from fedtorch.checkpoint.under_way import FOLDER
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.asynchrony import AsyncConfig, ClockConfig, StalenessConfig
 from fedtorch.config.schema import (
@@ -30,11 +32,12 @@ from fedtorch.config.schema import (
     ServerConfig,
     SystemConfig,
 )
-from fedtorch.core.errors import CheckpointError, ConfigError
+from fedtorch.core.errors import CheckpointError, ConfigError, Interrupted
 from fedtorch.rounds.asynchrony.arrivals_file import read_events
 from fedtorch.rounds.asynchrony.federation import Event, Federation
 from fedtorch.rounds.asynchrony.pausing import Pausable
 from fedtorch.rounds.buffer import LATE
+from fedtorch.rounds.membership import Stopped
 from fedtorch.train.engine import Engine
 from fedtorch.train.settings import TrainerConfig
 
@@ -177,6 +180,39 @@ def test_a_job_that_stands_still_while_versions_are_made_and_evaluated_has_the_s
     assert (replayed.digest, replayed.scores) == found[0][0]
 
 
+SAVING = CheckpointConfig(every=1, every_steps=1000)
+
+
+def stopped_while_one_stands_still(folder: str, asynchrony: AsyncConfig) -> None:
+    """A rank whose job stands still hears a signal, so that the next meeting ends the run."""
+    os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS="sleep:client=c5,seconds=0.3;sleep:client=c6,seconds=0.3")
+    stands, pause = [False], Pausable.pause
+
+    def paused(work: Pausable) -> None:
+        stands[0] = True
+        pause(work)
+
+    Pausable.pause = paused  # type: ignore[method-assign]
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60) as comm, pytest.raises(Interrupted):
+        make_runner(config_of(folder, asynchrony, checkpoint=SAVING), comm, stop=lambda: stands[0]).run()
+
+
+@pytest.mark.processes
+def test_a_job_that_stands_still_when_a_signal_comes_is_saved(tmp_path: Path) -> None:
+    folder, settings = tmp_path / "real", replace(REAL, buffer=2)
+    run_ranks(stopped_while_one_stands_still, 4, str(folder), settings)
+    left: dict[str, int] = {}
+    for path in (folder / FOLDER).iterdir():
+        with safe_open(path, "pt") as file:
+            state = json.loads(file.metadata()["state"])
+        name = state["key"]["client"]
+        left[name] = -(-CLIENTS[name][2] // 4) - state["numbers"]["step"]
+    assert any(left.values()), left  # steps of those that were done are saved too
+    found = Checkpoints(folder / "checkpoints", keep=2).latest()
+    whole = make_runner(config_of(folder, settings, checkpoint=SAVING)).run(found and found.round)
+    assert make_runner(config_of(tmp_path / "again", replay_of(folder, settings))).run().digest == whole.digest
+
+
 OWN = ClientConfig(trainer=TrainerConfig("own_training:train"))
 
 
@@ -214,6 +250,20 @@ def test_work_stands_still_where_it_says_so_and_what_it_raises_is_raised() -> No
         pausable.go_on()
     drawn = [int(torch.randint(1000, (), generator=torch.Generator().manual_seed(turn))) for turn in range(2)]
     assert seen == [0, (0.0, drawn[0]), 1, (1.0, drawn[1])]
+
+    def saved() -> None:
+        engine.load(torch.full((engine.shared.size,), 7.0), None)
+        try:
+            stopped.pause()
+        except Stopped:
+            seen.append(float(engine.snapshot()[0]))
+            raise
+
+    stopped = Pausable(saved, engine)
+    assert not stopped.go_on()
+    engine.load(torch.full((engine.shared.size,), 9.0), None)
+    stopped.leave(Stopped)
+    assert seen[-1] == 7.0  # its own again, to be saved
     left = Pausable(lambda: left.pause(), engine)
     assert not left.go_on()
     left.leave()

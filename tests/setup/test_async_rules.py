@@ -40,6 +40,7 @@ from fedtorch.core.server import ServerState
 from fedtorch.main import main
 from fedtorch.privacy.settings import SecureSum
 from fedtorch.setup.build import build
+from fedtorch.train.settings import TrainerConfig
 
 TASK = Quadratic(clients={"a": (1.0, 0.0, 3), "b": (2.0, 1.0, 3), "c": (2.0, 1.0, 3)}, start=(1.0, 2.0), double=False)
 CLIENT = ClientConfig(optimizer="sgd", lr=0.1)
@@ -113,7 +114,14 @@ REFUSED: dict[str, tuple[Algorithm, dict[str, Any], str]] = {
     "attack": (FedAvg(), {"attack": AttackConfig(kind="ipm", clients=("a",))}, "attack.kind is ipm, which is made of"),
     "workers": (FedAvg(), {"system": replace(PREVIOUS, ranks_per_worker=2)}, "system.ranks_per_worker is 2"),
     "span": (FedAvg(), {"client": replace(CLIENT, schedule_span="run")}, "client.schedule_span is run"),
-    "saves": (FedAvg(), {"checkpoint": CheckpointConfig(every_steps=5)}, "checkpoint.every_steps or every_seconds"),
+    "saves": (
+        FedAvg(),
+        {
+            "checkpoint": CheckpointConfig(every_steps=5),
+            "client": ClientConfig(trainer=TrainerConfig("own_training:train")),
+        },
+        "every_steps is set but client.trainer is own_training:train",
+    ),
     "point": (FedAvg(), {"eval": EvalConfig(point="trained")}, "eval.point is trained; set eval.point to received"),
     "best": (FedAvg(), {"eval": EvalConfig(best="per_client")}, "eval.best is per_client; set .* to together"),
 }

@@ -130,6 +130,11 @@ class Federation:
         """The job of that start; None: it has not arrived, or was dropped."""
         return self._numbered.get(start)
 
+    def is_open(self, start: int, version: int) -> bool:
+        """Is the job of that start trained still, or in a buffer that makes a version after this one?"""
+        job = self.arrived(start)
+        return start in self.running or start >= self._starts or (job is not None and job.buffer >= version)
+
     def is_full(self, version: int) -> bool:
         """Has the buffer that makes the version after this one all its arrivals?"""
         return self.numbers >= (version + 1) * self.settings.buffer

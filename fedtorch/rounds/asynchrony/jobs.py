@@ -82,6 +82,14 @@ class Jobs:
         """Name of the client that a report is about, which may be its own."""
         return self._open[name].client if name in self._open else name
 
+    @cached_property
+    def _buffers(self) -> dict[int, int]:
+        return {job.start: job.buffer for job in self.plan.jobs if job.number is not None}
+
+    def is_open(self, start: int, version: int) -> bool:
+        """Is the job of that start in a buffer that makes a version after this one?"""
+        return version <= self._buffers.get(start, -1)
+
     @property
     def patience(self) -> int:
         """How many buffers without an update are as many arrivals as all places of a synchronous round."""
@@ -120,6 +128,10 @@ class LiveJobs(Jobs):
     def name(self, job: Job) -> str:
         """The name of a job until its buffer closes."""
         return self._names[self.federation.slots[job.start]]
+
+    def is_open(self, start: int, version: int) -> bool:
+        """As for a plan; those that nobody knows yet are open."""
+        return self.federation.is_open(start, version)
 
     def open(self, version: int) -> Sequence[Job]:
         """As for a plan."""

@@ -16,7 +16,7 @@ from fedtorch.core.update import Report
 from fedtorch.rounds.asynchrony.arrivals_file import ArrivalsFile
 from fedtorch.rounds.asynchrony.federation import Event
 from fedtorch.rounds.asynchrony.jobs import LiveJobs
-from fedtorch.rounds.asynchrony.pausing import Pausable
+from fedtorch.rounds.asynchrony.pausing import Left, Pausable
 from fedtorch.rounds.asynchrony.plan import Job
 from fedtorch.rounds.asynchrony.training import JobTrainer
 from fedtorch.rounds.buffer import LATE, LOOK_EVERY_S, Late
@@ -116,9 +116,9 @@ class LiveTrainer(JobTrainer):
         return self._of(buffer)
 
     def end(self) -> None:
-        """A job that stands still is given up; who goes on from a checkpoint trains it from its beginning."""
+        """A job that stands still is given up: for good, or as one that a signal stops."""
         if self._at_work is not None:
-            self._at_work.work.leave()
+            self._at_work.work.leave(Stopped if self.context.comm.stops else Left)
             self._at_work = None
 
     def _train_until_full(self) -> None:

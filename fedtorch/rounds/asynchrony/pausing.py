@@ -26,7 +26,8 @@ class Pausable:
         self._work, self._engine = work, engine
         self._inner, self._outer = Semaphore(0), Semaphore(0)
         self._error: BaseException | None = None
-        self._is_left = self._is_done = False
+        self._why: type[BaseException] | None = None  # with which it is left
+        self._is_done = False
         self._thread = Thread(target=self._run, name="fedtorch-training", daemon=True)
         self._thread.start()
 
@@ -39,11 +40,11 @@ class Pausable:
             raise error
         return self._is_done
 
-    def leave(self) -> None:
-        """End it where it stands."""
+    def leave(self, why: type[BaseException] = Left) -> None:
+        """End it where it stands, as if its next step had raised `why`."""
         if not self._is_done:
-            self._is_left = True
-            with suppress(Left):
+            self._why = why
+            with suppress(why):
                 self.go_on()
         self._thread.join()
 
@@ -54,17 +55,17 @@ class Pausable:
         own = {name: moment.tensors.pop(name).clone() for name in (SHARED, PRIVATE) if name in moment.tensors}
         self._outer.release()
         self._inner.acquire()
-        if self._is_left:
-            raise Left
         engine.load(own[SHARED], own.get(PRIVATE))
         engine.go_on(moment)
         engine.module.train()
+        if self._why is not None:
+            raise self._why
 
     def _run(self) -> None:
         devices.make_present(self._engine.device)
         self._inner.acquire()
         try:
-            if not self._is_left:
+            if self._why is None:
                 self._work()
         except BaseException as error:  # raised by `go_on`
             self._error = error

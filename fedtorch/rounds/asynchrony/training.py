@@ -52,6 +52,7 @@ class JobTrainer(ClientTrainer):
         self._last_use: dict[int, int] = {}  # version -> the last round in which a job of this rank starts from it
         self._worker: dict[int, int] = {}  # start -> the worker that trains it
         self._job: Job | None = None  # that is trained
+        self._under_way.number = lambda: self._start
 
     def begin(self) -> None:
         """Share out the jobs that are left, and send the older versions that they start from.
@@ -196,6 +197,11 @@ class JobTrainer(ClientTrainer):
     def _visit(self) -> int:
         assert self._job is not None
         return self._job.visit
+
+    @property
+    def _start(self) -> int:
+        assert self._job is not None
+        return self._job.start
 
     def _key(self, client: str) -> str:
         assert self._job is not None

@@ -137,18 +137,13 @@ def a_client_trains_on_one_rank(plan: Plan) -> None:
 
 
 def a_training_is_known_by_its_version(plan: Plan) -> None:
-    """Refuse local training that counts the run's rounds, or is saved within one."""
+    """Refuse local training that counts the run's rounds."""
     for hp in plan.settings:
         if hp.schedule_span == "run":
             raise ConfigError(
                 f"{WHY}client.schedule_span is run, and how often a client trains depends on the others; set "
                 "client.schedule_span to round"
             )
-    if plan.config.checkpoint.saves_steps:
-        raise ConfigError(
-            f"{WHY}checkpoint.every_steps or every_seconds is set, by which trainings are saved by rounds; set them to "
-            "null"
-        )
     if plan.training.refers_to == "round":
         raise ConfigError(f"{WHY}the task's reference is the model of the round; choose the one of the start")
 
