@@ -18,7 +18,15 @@ from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.checkpoint.under_way import FOLDER
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.asynchrony import AsyncConfig, ClockConfig, DurationConfig, StalenessConfig
-from fedtorch.config.schema import CheckpointConfig, ClientConfig, Config, PartitionConfig, ServerConfig, SystemConfig
+from fedtorch.config.schema import (
+    CheckpointConfig,
+    ClientConfig,
+    Config,
+    ExchangeConfig,
+    PartitionConfig,
+    ServerConfig,
+    SystemConfig,
+)
 from fedtorch.core.errors import Interrupted
 
 pytestmark = pytest.mark.processes
@@ -32,21 +40,21 @@ BY_TABLE = AsyncConfig(
     staleness=StalenessConfig("polynomial"),
     clock=ClockConfig(duration=TABLE),
 )
+REAL = replace(BY_TABLE, clock=ClockConfig(kind="real"))
+WHOLE, FOUR = ExchangeConfig(), ExchangeConfig(bits=4, error_feedback=True)
 TASK = Quadratic(
     clients={name: (1.0, float(1 + place), 3 + place) for place, name in enumerate("abcd")},
     start=(0.1, 0.2, 0.3),
     head=(0.5,),
     noise=0.3,
+    double=False,
 )
 JOBS = 12
 """trainings until the last of six versions; the table has them at ten instants"""
 PHASES = ("broadcast", "header", "payload", "aggregate", "checkpoint")
 
 
-REAL = replace(BY_TABLE, clock=ClockConfig(kind="real"))
-
-
-def config_of(folder: Path, asynchrony: AsyncConfig = BY_TABLE) -> Config:
+def config_of(folder: Path, asynchrony: AsyncConfig = BY_TABLE, exchange: ExchangeConfig = WHOLE) -> Config:
     """Clients that keep an optimiser and a head, and a server with momentum: whatever a kill could spoil."""
     return make_config(
         folder,
@@ -57,7 +65,8 @@ def config_of(folder: Path, asynchrony: AsyncConfig = BY_TABLE) -> Config:
         client=ClientConfig(optimizer="adamw", lr=0.05, batch_size=2, optimizer_state="keep"),
         server=ServerConfig(optimizer="sgd", lr=0.7, momentum=0.5),
         partition=PartitionConfig(private=("head",)),
-        system=SystemConfig(sum_scale="previous"),
+        system=SystemConfig(sum_scale="previous" if exchange == WHOLE else "reports"),
+        exchange=exchange,
         checkpoint=CheckpointConfig(every=1),
     )
 
@@ -99,29 +108,34 @@ def gone_on(config: Config) -> tuple[int | None, str]:
     return at, make_runner(config).run(at).digest
 
 
-def kill_everywhere(folder: str, jobs: list[int], phases: list[tuple[str, int]]) -> dict[str, tuple[int, Any, str]]:
+def kill_everywhere(
+    folder: str, jobs: list[int], phases: list[tuple[str, int]], exchange: ExchangeConfig
+) -> dict[str, tuple[int, Any, str]]:
     """Place of the kill -> exit status, where the run goes on, digest."""
     found = {}
     for trainings in jobs:
-        config = config_of(Path(folder) / f"job{trainings}")
+        config = config_of(Path(folder) / f"job{trainings}", BY_TABLE, exchange)
         found[f"job {trainings}"] = (in_a_child(killed_after, trainings, config), *gone_on(config))
     for phase, round in phases:
-        config = config_of(Path(folder) / f"{phase}{round}")
+        config = config_of(Path(folder) / f"{phase}{round}", BY_TABLE, exchange)
         found[f"{phase} {round}"] = (in_a_child(killed_in, phase, round, config), *gone_on(config))
     return found
 
 
 @pytest.mark.parametrize(
-    ("jobs", "phases"),
+    ("jobs", "phases", "exchange"),
     [
-        ([2, 5, 8, 11], [("payload", 2), ("checkpoint", 4)]),
-        pytest.param([*range(1, JOBS + 1)], [(phase, at) for phase in PHASES for at in (1, 3, 5)], marks=SLOW),
+        ([2, 5, 8, 11], [("payload", 2), ("checkpoint", 4)], WHOLE),
+        ([3, 8], [("aggregate", 3)], FOUR),
+        pytest.param([*range(1, JOBS + 1)], [(phase, at) for phase in PHASES for at in (1, 3, 5)], WHOLE, marks=SLOW),
     ],
-    ids=["some", "every"],
+    ids=["some", "four bits", "every"],
 )
-def test_a_kill_at_any_instant_changes_nothing(jobs: list[int], phases: list[tuple[str, int]], tmp_path: Path) -> None:
-    undisturbed = make_runner(config_of(tmp_path / "whole")).run().digest
-    (found,) = run_ranks(kill_everywhere, 1, str(tmp_path), jobs, phases)
+def test_a_kill_at_any_instant_changes_nothing(
+    jobs: list[int], phases: list[tuple[str, int]], exchange: ExchangeConfig, tmp_path: Path
+) -> None:
+    undisturbed = make_runner(config_of(tmp_path / "whole", BY_TABLE, exchange)).run().digest
+    (found,) = run_ranks(kill_everywhere, 1, str(tmp_path), jobs, phases, exchange)
     assert {code for code, _, _ in found.values()} == {-signal.SIGKILL}, found
     assert {digest for _, _, digest in found.values()} == {undisturbed}, found
     assert [found[f"job {trainings}"][1] for trainings in jobs] == [(each - 1) // 2 or None for each in jobs]

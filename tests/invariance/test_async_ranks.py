@@ -23,6 +23,7 @@ from fedtorch.config.schema import (
     CheckpointConfig,
     ClientConfig,
     EvalConfig,
+    ExchangeConfig,
     PartitionConfig,
     ServerConfig,
     SystemConfig,
@@ -50,6 +51,10 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "overlap": (FedAvg(), {"eval": EvalConfig(every=1, overlap=True)}),
     "attack": (FedAvg(), {"attack": AttackConfig("signflip", clients=("c2", "c5"), factor=2.0)}),
     "trainer": (FedAvg(), {"client": ClientConfig(trainer=TrainerConfig("own_training:train"))}),
+    "four_bits": (
+        FedAvg(),
+        {"client": ADAM, "exchange": ExchangeConfig(bits=4, error_feedback=True), "eval": EvalConfig(every=2)},
+    ),
     "late": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, max_staleness=2, clock=SLOW), "rounds": 12}),
 }
 ROUNDS = 6
@@ -58,6 +63,8 @@ ROUNDS = 6
 def run_case(name: str, folder: str, comm: Communicator | None = None, **changes: Any) -> tuple[str, Any]:
     algorithm, settings = CASES[name]
     settings = {"client": CLIENT, "rounds": ROUNDS, "system": PREVIOUS, "asynchrony": ASYNC, **settings, **changes}
+    if "exchange" in settings:  # messages are added at scales of their own
+        settings["system"] = replace(settings["system"], sum_scale="reports")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDTORCH_TESTING", "1")  # for attacks
         result = make_runner(make_config(Path(folder) / name, TASK, algorithm, **settings), comm).run()

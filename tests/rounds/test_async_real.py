@@ -28,6 +28,7 @@ from fedtorch.config.schema import (
     ClientConfig,
     Config,
     EvalConfig,
+    ExchangeConfig,
     PartitionConfig,
     ServerConfig,
     SystemConfig,
@@ -95,25 +96,39 @@ def test_a_replay_has_the_bits_of_the_run(settings: AsyncConfig, tmp_path: Path)
     assert make_runner(config_of(tmp_path / "file", replay_of(file, settings))).run().digest == run.digest
 
 
-def on_ranks(folder: str, asynchrony: AsyncConfig, resume: int | None, fault: str, every: int = 2) -> Any:
+FOUR = {"exchange": ExchangeConfig(bits=4, error_feedback=True), "system": SystemConfig()}
+
+
+def on_ranks(
+    folder: str, asynchrony: AsyncConfig, resume: int | None, fault: str, changes: dict[str, Any] | None = None
+) -> Any:
     if fault:
         os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=fault)
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=10) as comm:
-        result = make_runner(config_of(folder, asynchrony, eval=EvalConfig(every=every)), comm).run(resume)
+        result = make_runner(config_of(folder, asynchrony, eval=EvalConfig(every=2), **(changes or {})), comm).run(
+            resume
+        )
         return result.digest, result.scores
 
 
 SLEEPS = "sleep:client=c1,seconds=0.2;sleep:client=c4,seconds=0.1"
 
 
-@pytest.mark.parametrize(("size", "again"), [(3, 4), pytest.param(5, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("size", "again", "changes"),
+    [(3, 4, {}), (3, 2, FOUR), pytest.param(5, 2, {}, marks=pytest.mark.slow)],
+    ids=["3-4", "four-bits", "5-2"],
+)
 @pytest.mark.processes
-def test_a_run_of_several_ranks_is_replayed_on_others(size: int, again: int, tmp_path: Path) -> None:
+def test_a_run_of_several_ranks_is_replayed_on_others(
+    size: int, again: int, changes: dict[str, Any], tmp_path: Path
+) -> None:
     folder, stateless = tmp_path / "real", replace(REAL, buffer=2)
-    server, *_ = run_ranks(on_ranks, size, str(folder), stateless, None, SLEEPS)
-    alone = make_runner(config_of(tmp_path / "one", replay_of(folder, stateless), eval=EvalConfig(every=2))).run()
+    server, *_ = run_ranks(on_ranks, size, str(folder), stateless, None, SLEEPS, changes)
+    one = config_of(tmp_path / "one", replay_of(folder, stateless), eval=EvalConfig(every=2), **changes)
+    alone = make_runner(one).run()
     assert (alone.digest, alone.scores) == server
-    others, *_ = run_ranks(on_ranks, again, str(tmp_path / "others"), replay_of(folder, stateless), None, "")
+    others, *_ = run_ranks(on_ranks, again, str(tmp_path / "others"), replay_of(folder, stateless), None, "", changes)
     assert others == server
     assert len({line["client"] for line in lines(folder)}) > 2
 

@@ -24,6 +24,7 @@ from fedtorch.config.schema import (
     ClientsConfig,
     Config,
     EvalConfig,
+    ExchangeConfig,
     PartitionConfig,
     PrivacyConfig,
     ServerConfig,
@@ -168,6 +169,15 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
         {"system": SystemConfig(sum_scale="public"), "privacy": PrivacyConfig(clip=0.4), "client": ADAM},
     ),
     "late": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, max_staleness=3), "client": ADAM}),
+    "sixteen": (FedAvg(), {"exchange": ExchangeConfig(bits=16), "system": SystemConfig(), "client": ADAM}),
+    "four": (
+        FedAvg(weights="equal"),
+        {
+            "exchange": ExchangeConfig(bits=4, error_feedback=True),
+            "system": SystemConfig(),
+            "asynchrony": replace(ASYNC, buffer=5),
+        },
+    ),
 }
 ROUNDS = 6
 
