@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -18,6 +18,8 @@ from torch import Tensor
 from fedtorch.core.weights import unshared
 
 log = logging.getLogger(__name__)
+
+NOTHING: Mapping[str, int | float] = {}
 
 
 @dataclass(frozen=True)
@@ -110,16 +112,20 @@ class ClientStore:
             _remove(path)
         self._spilled[True].clear()
 
-    def adopt(self, staged: str, client: str, keep: Collection[str] = ()) -> None:
+    def adopt(
+        self, staged: str, client: str, keep: Collection[str] = (), known: Mapping[str, int | float] = NOTHING
+    ) -> None:
         """Make what was staged under that name, if anything was, the current state of `client`; the rest stays.
 
-        keep: entries that stay as they are in the current state, also where it has none.
+        keep: entries that stay as they are in the current state, also where it has none. known: by name, numbers that
+        the staged state has as well, and that are known only now.
         """
         state = self._drop(self._staged, staged)
         if state is None and (path := self._spilled[True].pop(staged, None)):
             state = _read(path)
             _remove(path)
         if state is not None:
+            state.numbers |= {name: number for name, number in known.items() if name in state.numbers}
             if keep:
                 state = _with_entries(state, self.get(client), keep)
             self._keep(client, state, staged=False)
@@ -192,13 +198,18 @@ class ClientStore:
         return path
 
 
+def without(state: ClientState, names: Collection[str]) -> ClientState:
+    """Copy a state without the entries of these names; the tensors are shared."""
+    tensors = {name: tensor for name, tensor in state.tensors.items() if name not in names}
+    return ClientState(tensors, {name: number for name, number in state.numbers.items() if name not in names})
+
+
 def _with_entries(state: ClientState, other: ClientState, names: Collection[str]) -> ClientState:
     """The state with the entries of these names as `other` has them."""
-    tensors = {name: tensor for name, tensor in state.tensors.items() if name not in names}
-    numbers = {name: number for name, number in state.numbers.items() if name not in names}
-    tensors |= {name: tensor for name, tensor in other.tensors.items() if name in names}
-    numbers |= {name: number for name, number in other.numbers.items() if name in names}
-    return ClientState(tensors, numbers)
+    found = without(state, names)
+    found.tensors |= {name: tensor for name, tensor in other.tensors.items() if name in names}
+    found.numbers |= {name: number for name, number in other.numbers.items() if name in names}
+    return found
 
 
 def _read(path: Path) -> ClientState:

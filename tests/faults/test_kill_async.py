@@ -22,6 +22,7 @@ from fedtorch.config.schema import (
     CheckpointConfig,
     ClientConfig,
     Config,
+    EvalConfig,
     ExchangeConfig,
     PartitionConfig,
     ServerConfig,
@@ -55,7 +56,7 @@ PHASES = ("broadcast", "header", "payload", "aggregate", "checkpoint")
 
 
 def config_of(folder: Path, asynchrony: AsyncConfig = BY_TABLE, exchange: ExchangeConfig = WHOLE) -> Config:
-    """Clients that keep an optimiser and a head, and a server with momentum: whatever a kill could spoil."""
+    """Clients with an optimiser, a head, trained and best weights, a server with momentum: what a kill may spoil."""
     return make_config(
         folder,
         TASK,
@@ -67,6 +68,7 @@ def config_of(folder: Path, asynchrony: AsyncConfig = BY_TABLE, exchange: Exchan
         partition=PartitionConfig(private=("head",)),
         system=SystemConfig(sum_scale="previous" if exchange == WHOLE else "reports"),
         exchange=exchange,
+        eval=EvalConfig(every=1, point="trained", best="per_client"),
         checkpoint=CheckpointConfig(every=1),
     )
 

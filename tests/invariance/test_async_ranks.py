@@ -48,6 +48,15 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     ),
     "ditto": (Ditto(lam=0.5), {"client": ADAM, "asynchrony": replace(ASYNC, buffer=5)}),
     "fedasync": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, towards="model", clock=SLOW), "rounds": 12}),
+    "trained": (
+        FedAvg(),
+        {
+            "client": ADAM,
+            "asynchrony": replace(ASYNC, buffer=5),
+            "partition": PartitionConfig(private=("head",)),
+            "eval": EvalConfig(every=1, point="trained", also_received=True, best="per_client", per_example=True),
+        },
+    ),
     "overlap": (FedAvg(), {"eval": EvalConfig(every=1, overlap=True)}),
     "attack": (FedAvg(), {"attack": AttackConfig("signflip", clients=("c2", "c5"), factor=2.0)}),
     "trainer": (FedAvg(), {"client": ClientConfig(trainer=TrainerConfig("own_training:train"))}),

@@ -97,6 +97,7 @@ def test_a_replay_has_the_bits_of_the_run(settings: AsyncConfig, tmp_path: Path)
 
 
 FOUR = {"exchange": ExchangeConfig(bits=4, error_feedback=True), "system": SystemConfig()}
+TRAINED = {"eval": EvalConfig(every=1, point="trained", best="per_client")}
 
 
 def on_ranks(
@@ -105,9 +106,8 @@ def on_ranks(
     if fault:
         os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=fault)
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=10) as comm:
-        result = make_runner(config_of(folder, asynchrony, eval=EvalConfig(every=2), **(changes or {})), comm).run(
-            resume
-        )
+        config = config_of(folder, asynchrony, **{"eval": EvalConfig(every=2), **(changes or {})})
+        result = make_runner(config, comm).run(resume)
         return result.digest, result.scores
 
 
@@ -116,8 +116,8 @@ SLEEPS = "sleep:client=c1,seconds=0.2;sleep:client=c4,seconds=0.1"
 
 @pytest.mark.parametrize(
     ("size", "again", "changes"),
-    [(3, 4, {}), (3, 2, FOUR), pytest.param(5, 2, {}, marks=pytest.mark.slow)],
-    ids=["3-4", "four-bits", "5-2"],
+    [(3, 4, {}), (3, 2, FOUR), (3, 4, TRAINED), pytest.param(5, 2, {}, marks=pytest.mark.slow)],
+    ids=["3-4", "four-bits", "trained", "5-2"],
 )
 @pytest.mark.processes
 def test_a_run_of_several_ranks_is_replayed_on_others(
@@ -125,7 +125,7 @@ def test_a_run_of_several_ranks_is_replayed_on_others(
 ) -> None:
     folder, stateless = tmp_path / "real", replace(REAL, buffer=2)
     server, *_ = run_ranks(on_ranks, size, str(folder), stateless, None, SLEEPS, changes)
-    one = config_of(tmp_path / "one", replay_of(folder, stateless), eval=EvalConfig(every=2), **changes)
+    one = config_of(tmp_path / "one", replay_of(folder, stateless), **{"eval": EvalConfig(every=2), **changes})
     alone = make_runner(one).run()
     assert (alone.digest, alone.scores) == server
     others, *_ = run_ranks(on_ranks, again, str(tmp_path / "others"), replay_of(folder, stateless), None, "", changes)

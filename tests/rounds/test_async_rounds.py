@@ -146,6 +146,14 @@ def test_what_is_dropped_is_recorded_and_not_trained(tmp_path: Path) -> None:
     assert not [record for record in found if record["kind"] == "client" and record["client"] == "d"]
 
 
+def test_who_is_in_the_newest_version_is_evaluated_with_what_it_has_trained(tmp_path: Path) -> None:
+    """The third version is of b and d, whose step goes to their targets, 2 and 4; a and c have what the server has."""
+    runner = make_runner(by_table(tmp_path, 3, eval=EvalConfig(every=1, point="trained")))
+    runner.run()
+    found = [float(runner.evaluation.scorer.model(name)[0][0]) for name in "abcd"]
+    assert found == pytest.approx([2.084473, 2, 2.084473, 4], abs=5e-7)
+
+
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(
     clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), head=(0.5, -0.5), noise=0.7, dropout=0.2, double=False
@@ -160,6 +168,15 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "stateful": (
         FedAvg(),
         {"client": ADAM, "partition": PartitionConfig(private=("head",)), "eval": EvalConfig(every=1)},
+    ),
+    "trained": (
+        FedAvg(),
+        {
+            "client": ADAM,
+            "asynchrony": replace(ASYNC, buffer=5),
+            "partition": PartitionConfig(private=("head",)),
+            "eval": EvalConfig(every=1, point="trained", best="per_client"),
+        },
     ),
     "ditto": (Ditto(lam=0.5), {"client": ADAM}),
     "fedasync": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, towards="model")}),

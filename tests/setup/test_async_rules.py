@@ -29,7 +29,6 @@ from fedtorch.config.schema import (
     CheckpointConfig,
     ClientConfig,
     ClientsConfig,
-    EvalConfig,
     ExchangeConfig,
     PrivacyConfig,
     SystemConfig,
@@ -122,8 +121,6 @@ REFUSED: dict[str, tuple[Algorithm, dict[str, Any], str]] = {
         },
         "every_steps is set but client.trainer is own_training:train",
     ),
-    "point": (FedAvg(), {"eval": EvalConfig(point="trained")}, "eval.point is trained; set eval.point to received"),
-    "best": (FedAvg(), {"eval": EvalConfig(best="per_client")}, "eval.best is per_client; set .* to together"),
 }
 
 

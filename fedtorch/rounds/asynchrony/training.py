@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from fedtorch.core.client import Client, ClientState
+from fedtorch.core.client import Client, ClientState, without
 from fedtorch.core.errors import CheckpointError
-from fedtorch.core.state_keys import OF_BEST, PLAN
+from fedtorch.core.state_keys import OF_BEST, PLAN, TRAINED, TRAINED_ROUND
 from fedtorch.core.update import LOST, Report
 from fedtorch.rounds.aggregation import Decision, reports_for_log
 from fedtorch.rounds.asynchrony.durations import US_PER_S
@@ -27,6 +27,8 @@ from fedtorch.rounds.membership import Stopped
 from fedtorch.rounds.placement import costs
 from fedtorch.train.job import ClientJob
 from fedtorch.train.settings import ClientConfig
+
+_EVALUATED = OF_BEST | {TRAINED, TRAINED_ROUND}
 
 
 class JobTrainer(ClientTrainer):
@@ -131,7 +133,8 @@ class JobTrainer(ClientTrainer):
             if self._void(job):
                 context.store.unstage(name)
             else:
-                context.store.adopt(name, job.client, keep=OF_BEST)  # of evaluations since it trained
+                # of evaluations since it trained
+                context.store.adopt(name, job.client, keep=OF_BEST, known={TRAINED_ROUND: context.round})
             self._reports.pop(name, None)
         context.updates.clear(names)
         following = context.round + 1
@@ -208,15 +211,18 @@ class JobTrainer(ClientTrainer):
         return self.jobs.name(self._job)
 
     def _state(self, client: str) -> ClientState:
-        """State that its last job left that went well, where the buffer is open still; else what is committed."""
+        """State that its last job left that went well, where the buffer is open still; else what is committed.
+
+        Without what evaluations leave, or are made with: how far they are when a job begins is known to its rank alone.
+        """
         assert self._job is not None
         job = self._former(self._job)
         while job is not None and job.buffer >= self.context.round:
             staged = None if self._void(job) else self.context.store.staged(self.jobs.name(job))
             if staged is not None:
-                return staged
+                return without(staged, _EVALUATED)
             job = self._former(job)
-        return self.context.store.get(client)
+        return without(self.context.store.get(client), _EVALUATED)
 
     def _former(self, job: Job) -> Job | None:
         """Find the same client's job before it that is not dropped; None: there is none."""

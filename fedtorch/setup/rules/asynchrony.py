@@ -146,13 +146,6 @@ def a_training_is_known_by_its_version(plan: Plan) -> None:
         raise ConfigError(f"{WHY}the task's reference is the model of the round; choose the one of the start")
 
 
-def versions_are_evaluated(plan: Plan) -> None:
-    """Refuse scores of what clients have trained, which waits for its buffer, and a best version for each of them."""
-    for key, wanted in (("point", "received"), ("best", "together")):
-        if (value := getattr(plan.config.eval, key)) != wanted:
-            raise ConfigError(f"{WHY}eval.{key} is {value}; set eval.{key} to {wanted}")
-
-
 def the_server_keeps_weights_alone(plan: Plan, engine: Engine) -> None:
     """Refuse algorithms whose server keeps vectors that belong to a version."""
     if kept := plan.algorithm.kept(engine.shared, engine.private).server:
@@ -185,7 +178,6 @@ SUBJECT = Subject(
         attackers_know_their_own_updates,
         a_client_trains_on_one_rank,
         a_training_is_known_by_its_version,
-        versions_are_evaluated,
     ),
     of_engine=(the_server_keeps_weights_alone,),
 )
