@@ -6,7 +6,7 @@ from fedtorch.rounds.asynchrony.arrivals_file import NAME
 from fedtorch.rounds.asynchrony.durations import US_PER_S
 from fedtorch.rounds.asynchrony.plan import AsyncPlan
 from fedtorch.rounds.asynchrony.schedule import Workers, busy_share
-from fedtorch.rounds.context import keeps_state
+from fedtorch.rounds.context import keeps_state, trains_at_home
 from fedtorch.rounds.placement import costs
 from fedtorch.rounds.topology import Topology
 from fedtorch.setup.build import BuiltRun
@@ -45,7 +45,7 @@ def describe_plan(built: BuiltRun) -> str:
 def busy_shares(built: BuiltRun, plan: AsyncPlan) -> dict[int, float]:
     """Number of workers -> share of their time in which they train, by clients' expected costs."""
     each = costs(built.config, built.training, built.clients)
-    has_homes = keeps_state(built.config, built.algorithm, built.engine)
+    has_homes = trains_at_home(built.config) or keeps_state(built.config, built.algorithm, built.engine)
     found = {}
     for number in WORKERS:
         homes = Topology(number, True, 1).homes(each) if has_homes else None

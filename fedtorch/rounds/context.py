@@ -227,9 +227,13 @@ class RoundContext:
 
 def has_homes(components: RunComponents) -> bool:
     """Does every client train at its home though it keeps nothing? So a worker need not know of others' clients."""
-    config = components.config
-    is_fixed = config.clients.on_loss == "continue" or config.system.placement == "pinned"
-    return is_fixed or components.mechanism.hides_clients or components.mechanism.needs_homes
+    mechanism = components.mechanism
+    return trains_at_home(components.config) or mechanism.hides_clients or mechanism.needs_homes
+
+
+def trains_at_home(config: Config) -> bool:
+    """Does the config ask that every client trains at its home, whatever it keeps?"""
+    return config.clients.on_loss == "continue" or config.system.placement == "pinned"
 
 
 def keeps_state(config: Config, algorithm: Algorithm, engine: Engine) -> bool:
