@@ -313,11 +313,11 @@ def test_a_kill_within_a_job_repeats_at_most_so_many_steps_of_it(asynchrony: Asy
         assert 0 < taken - planned <= 2, fault
 
 
-def saved_on_ranks(folder: str, resume: int | None, fault: str) -> str:
+def saved_on_ranks(folder: str, resume: int | None, fault: str, asynchrony: AsyncConfig = BY_TABLE) -> str:
     if fault:
         os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=fault)
     with DistributedCommunicator.join(tuple(TASK.clients), timeout_s=60) as comm:
-        return counting(Path(folder), make_runner(saving(Path(folder)), comm)).run(resume).digest
+        return counting(Path(folder), make_runner(saving(Path(folder), asynchrony), comm)).run(resume).digest
 
 
 def test_other_ranks_go_on_with_jobs_that_were_saved(tmp_path: Path) -> None:
@@ -328,6 +328,18 @@ def test_other_ranks_go_on_with_jobs_that_were_saved(tmp_path: Path) -> None:
     assert outcomes[1].exit_code == -signal.SIGKILL and (folder / FOLDER).exists()
     assert run_ranks(saved_on_ranks, 2, str(folder), 4, "")[0] == undisturbed
     assert 0 < steps_of(folder) - steps_of(whole) <= 3 * 2 and not (folder / FOLDER).exists()
+
+
+def test_jobs_that_stand_still_for_versions_are_saved_too(tmp_path: Path) -> None:
+    """In each round c sleeps before a step, while others make versions; who trains it goes on from its last save."""
+    folder, slow = tmp_path / "killed", replace(REAL, buffer=1)
+    sleeps = "sleep:client=c,seconds=0.2"
+    outcomes = expect_exit(saved_on_ranks, 3, str(folder), None, f"kill:client=c,phase=train,step=3;{sleeps}", slow)
+    assert -signal.SIGKILL in [outcome.exit_code for outcome in outcomes] and list((folder / FOLDER).iterdir())
+    found = Checkpoints(folder / "checkpoints", keep=2).latest()
+    digest = run_ranks(saved_on_ranks, 2, str(folder), found and found.round, sleeps, slow)[0]
+    again = saving(tmp_path / "again", replace(slow, clock=ClockConfig(), replay=str(folder)))
+    assert make_runner(again).run().digest == digest and not (folder / FOLDER).exists()
 
 
 @pytest.mark.parametrize("asynchrony", [BY_TABLE, REAL], ids=["virtual", "real"])

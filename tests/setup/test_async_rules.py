@@ -143,6 +143,10 @@ def test_sums_with_weights_of_each_client_alone_are_taken(algorithm: Algorithm, 
     assert built(tmp_path, algorithm, asynchrony=None).jobs is None
 
 
+def test_messages_in_fewer_bits_wait_for_the_reports_of_their_buffer(tmp_path: Path) -> None:
+    assert built(tmp_path, FedAvg(), exchange=ExchangeConfig(bits=16), system=SystemConfig()).jobs is not None
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
