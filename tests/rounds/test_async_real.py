@@ -94,7 +94,7 @@ def test_a_replay_has_the_bits_of_the_run(settings: AsyncConfig, tmp_path: Path)
 def on_ranks(folder: str, asynchrony: AsyncConfig, resume: int | None, fault: str, every: int = 2) -> Any:
     if fault:
         os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=fault)
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=10) as comm:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60) as comm:
         result = make_runner(config_of(folder, asynchrony, eval=EvalConfig(every=every)), comm).run(resume)
         return result.digest, result.scores
 

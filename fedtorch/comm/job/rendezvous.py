@@ -137,9 +137,12 @@ class Rendezvous:
         return True
 
     def wait_regardless(self, keys: Mapping[int, str], limit_s: float) -> None:
-        """Wait for all `keys` or until `limit_s` has passed, whatever happens to the other ranks."""
+        """Wait for all `keys`, but those of ranks that are dead, or until `limit_s` has passed."""
         give_up_at = time.monotonic() + limit_s
-        while not self._store.has(list(keys.values())) and time.monotonic() < give_up_at:
+        while time.monotonic() < give_up_at:
+            awaited = [rank for rank, key in keys.items() if not self._store.has([key])]
+            if len(self._liveness.dead(awaited)) == len(awaited):
+                return
             time.sleep(0.02)
 
     def _wait_for_notes(self, name: str, ranks: Sequence[int]) -> None:
