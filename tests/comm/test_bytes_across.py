@@ -47,6 +47,7 @@ TASK = Quadratic(
 SGD = ClientConfig(optimizer="sgd", lr=0.1, batch_size=2)
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedavg": (FedAvg(), {}),
+    "server serves": (FedAvg(), {"server_works": False}),
     "evaluated": (FedAvg(), {"eval": EvalConfig(every=1)}),
     "each its best": (FedAvg(), {"eval": EvalConfig(every=1, best="per_client")}),
     "fedprox": (FedProx(mu=0.1), {}),
@@ -62,12 +63,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "no room at one": (FedAvg(), {"free": 20 * WIDTH, "at": "2"}),
     "room for a part": (FedAvg(), {"megabytes": 1}),
 }
-SHOWN = ("each its best", "scaffold", "no room at one")
+SHOWN = ("server serves", "each its best", "scaffold", "no room at one")
 """Cases that differ most; the others take longer than they are worth every time."""
-OF_SYSTEM = ("exchange", "megabytes", "free", "at")
+OF_SYSTEM = ("exchange", "megabytes", "free", "at", "server_works")
 MOVED: dict[str, tuple[tuple[int, int], ...]] = {
     # vectors up and down: at the server's rank, which trains two clients, and at each of the workers, or at both
     "fedavg": ((1, 1), (0, 0)),
+    "server serves": ((1, 1), (0, 0)),
     "evaluated": ((1, 1), (0, 0)),
     "each its best": ((1, 2), (0, 1)),  # a client's best model is kept in its state
     "fedprox": ((1, 1), (0, 0)),
@@ -92,7 +94,7 @@ def trained(folder: str, case: str, comm: Any) -> tuple[str, dict[str, int]]:
     settings = {"client": SGD, **{key: value for key, value in changes.items() if key not in OF_SYSTEM}}
     config = make_config(Path(folder), TASK, algorithm, rounds=3, **settings)
     system = SystemConfig(
-        server_works=True,
+        server_works=changes.get("server_works", True),
         exchange=changes.get("exchange", "auto"),
         update_memory_mb=changes.get("megabytes", 1024),
     )
@@ -164,7 +166,7 @@ def test_vectors_of_a_round_stay_on_the_device_and_have_the_bits_of_one_process(
     server, *workers = run_ranks(a_round, 3, str(tmp_path), cases, ports, where, timeout=250)
     (bits,) = run_ranks(alone, 1, cases)
     assert {case: digest for case, (digest, _) in server.items()} == bits
-    # FedAvg is there six times, and with equal steps FedNova is FedProx
+    # FedAvg is there seven times, and with equal steps FedNova is FedProx
     assert len({*bits.values()}) == (9 if cases == tuple(CASES) else 3)
     for place, worker in enumerate(workers, start=1):
         expected = {case: (MOVED[case][0], MOVED[case][min(place, len(MOVED[case]) - 1)]) for case in cases}
