@@ -93,12 +93,12 @@ def reduce_sum(
     """Add up this rank's updates and, by one group reduce per window, all ranks'.
 
     size: of each. into: on the server, where the sum is written, and what it is compared with.
-    Three windows are on the way, so that reducing overlaps adding. Where one of the updates lies on a device the sum is
-    made there, and reduced from there.
+    Three windows are on the way, so that reducing overlaps adding. Where updates lie on a device the sum is made there,
+    and reduced from there; by a rank that has none of them too.
     """
     group, local = aggregation.group, aggregation.local
     lender = OutgoingWindows(group, local.sums) if into is None else local.sums
-    accumulators = [accumulator_for(own, min(size, WINDOW), local.dtype, lender) for _ in range(3)]
+    accumulators = [accumulator_for(local.device, min(size, WINDOW), local.dtype, lender) for _ in range(3)]
     idle = [*accumulators]
     reducing: deque[tuple[Transfer, Accumulator | DeviceAccumulator, int, int]] = deque()
     sent, came = list[float](), list[float]()
