@@ -120,9 +120,9 @@ class Session:
         try:
             with self._join(config, tuple(config.system.pinned), None) as comm:
                 comm.refuse(told, PolicyError.exit_code)
-                raise PolicyError(told, told=told)
+                raise PolicyError(told)
         except FedtorchError as error:
-            raise PolicyError(told, told=told) from error
+            raise PolicyError(told) from error
 
     def _stay(self, member: JobMember | None, hosts: tuple[str, ...], config: Config) -> _Again | None:
         """On the server, after the run's end: with what it takes part for those that missed it, once there are some."""
@@ -162,9 +162,6 @@ class Session:
                 comm = joined.enter_context(self._join(config, _names(runs), again))
             try:
                 self._run_all(runs, comm, "auto" if again else self.resume)
-            except PolicyError as error:
-                comm.refuse(error.told, error.exit_code)
-                raise
             except Returned:
                 if comm.is_server:
                     log.info("rank %s is back; all go on together", ", ".join(map(str, sorted(comm.returned))))

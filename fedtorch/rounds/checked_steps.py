@@ -26,7 +26,7 @@ from fedtorch.algorithms.weighting import shares
 from fedtorch.comm.job.witness import Exchanged, Witness
 from fedtorch.comm.sums.reproducible import SumScale
 from fedtorch.core.client import Client
-from fedtorch.core.errors import TrustError
+from fedtorch.core.errors import PolicyError, TrustError, WrongWorkError
 from fedtorch.core.prime import Words, added
 from fedtorch.core.update import Report
 from fedtorch.rounds.aggregation import Decision
@@ -197,12 +197,14 @@ class CheckedSteps(Steps, ABC):
             *receipts, record = told
             self._check_record(record, receipts, exchanged)
             self._look(record, receipts, sums)
+        except PolicyError:
+            raise
         except TrustError as error:
             self.chain.receipts.keep_evidence(str(error), told)
-            raise
+            raise WrongWorkError(str(error)) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self.chain.receipts.keep_evidence(f"{type(error).__name__}: {error}", told)
-            raise TrustError(f"the server's record of round {self.context.round + 1} is none: {error}") from error
+            raise WrongWorkError(f"the server's record of round {self.context.round + 1} is none: {error}") from error
 
     def kept_receipts(self, receipts: Sequence[Signed]) -> list[Signed]:
         """The round's receipts, this party's own with what it keeps beside it."""
@@ -298,7 +300,7 @@ class CheckedSteps(Steps, ABC):
         return self.context.mechanism.step_of(torch.from_numpy(whole), about["scale"], about["accepted"], dtype)
 
     def wrong(self, what: str) -> TrustError:
-        return TrustError(
+        return WrongWorkError(
             f"round {self.context.round + 1}: {what}. Nothing further leaves this party; what the server sent is in "
             f"{self.chain.receipts.evidence}"
         )

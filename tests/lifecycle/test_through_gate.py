@@ -23,7 +23,7 @@ from fedtorch.main import main
 from fedtorch.privacy.public_sum import PublicSum
 from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.policy.file import read_policy
-from fedtorch.trust.policy.remote import GateParty
+from fedtorch.trust.policy.remote import GateKey, GateParty
 from fedtorch.trust.verify import Verifier
 from launchers.site_policy import Process, Site
 
@@ -80,7 +80,7 @@ def as_party(places: str, resume: str, gated: str, patch: str) -> tuple[int, str
         if PARTIES[rank] != gated:
             return main(arguments), said.getvalue()
         config, policy = load([Path("config.yaml")]), Path("policy.yaml")
-        site = Site(gated, read_policy(policy), (), resume, False, [], Process.start(policy))
+        site = Site(read_policy(policy), (), resume, False, [], Process.start(policy))
         try:
             site.judge(config, [gated], size=len(PARTIES))
             os.environ.update(site.taking_part(config, gated, rank))
@@ -231,10 +231,16 @@ def test_under_masks_the_gates_own_numbers_leave(places: Path) -> None:
     assert digests[0] == digests[1]
 
 
+def ask_for_a_part_without_masks() -> None:
+    begin = GateKey.begin_part
+    GateKey.begin_part = lambda self, way, *about: begin(self, "sum", *about)  # type: ignore[method-assign]
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("patch", "line"),
     [
+        ("ask_for_a_part_without_masks", "require.secure_sum: a part without masks"),  # the others wait in the exchange
         ("forget_the_clip", "require.clip: an update that is longer than the clip"),
         pytest.param("tell_everything", "may_leave.reports: losses", marks=pytest.mark.slow),
         pytest.param("pass_the_gate_by", "may_leave.parameters: a report on an update", marks=pytest.mark.slow),

@@ -28,7 +28,7 @@ from fedtorch.trust.merkle import LEAF, root
 from fedtorch.trust.policy.asked import Asked
 from fedtorch.trust.policy.decisions import Decisions
 from fedtorch.trust.policy.file import Policy
-from fedtorch.trust.policy.judge import judge, refuse, told_of
+from fedtorch.trust.policy.judge import judge, refuse
 from fedtorch.trust.policy.notes import Note, read_note, read_text
 from fedtorch.trust.policy.parts import WAYS, MaskedSum, OutgoingPart, factors_of
 from fedtorch.trust.policy.spent import BEGINS, Spent
@@ -135,7 +135,7 @@ class Gate:
             self.decisions.add({"at": "start", "verdict": "allowed", "about": BEGINS})
         self.spent = Spent.of(self.decisions.folder)
         try:
-            refuse(judge(self.policy, self.asked), self.side.name)
+            refuse(judge(self.policy, self.asked))
         except PolicyError:
             self.is_closed = True
             raise
@@ -330,7 +330,7 @@ class Gate:
             self.decisions.add({"at": f"round {self.round}", "verdict": "refused", "line": line, "about": what})
         self.is_closed = True
         where = f"{self.policy.where(line)}: {line}" if line else f"{self.policy.path}: no line of it"
-        raise PolicyError(f"the gate lets nothing out: {where}: {what}", told=told_of(self.side.name))
+        raise PolicyError(f"the gate lets nothing out: {where}: {what}")
 
 
 def norm(vector: Vector) -> float:

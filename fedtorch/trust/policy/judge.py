@@ -53,17 +53,17 @@ def judge(policy: Policy, asked: Asked) -> list[Line]:
     return [line for part in parts for line in part(policy, asked)]
 
 
-def refuse(lines: Sequence[Line], name: str) -> None:
-    """Raises PolicyError with the lines that refuse the run, if any does. name: of this side, for the others."""
+def refuse(lines: Sequence[Line]) -> None:
+    """Raises PolicyError with the lines that refuse the run, if any does."""
     refused = [line for line in lines if line.verdict == "refused"]
     if refused:
         said = "; ".join(f"{line.where}: {line.key or 'no line of it'}: {line.about}" for line in refused)
-        raise PolicyError(f"the policy refuses this run, nothing has left this side: {said}", told=told_of(name))
+        raise PolicyError(f"the policy refuses this run, nothing has left this side: {said}")
 
 
 def told_of(name: str) -> str:
     """All that the other parties hear of a violation."""
-    return f"{name} refuses by its policy"
+    return f"{name} {PolicyError.heard}"
 
 
 def _line(policy: Policy, key: str, verdict: Verdict, about: str) -> Line:

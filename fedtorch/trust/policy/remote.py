@@ -202,9 +202,7 @@ def ask(
         for file in files:
             os.close(file)
     if "error" in found:
-        refusal = _KINDS.get(found["kind"], TrustError)(found["error"])
-        refusal.told = found.get("told", "")
-        raise refusal
+        raise _KINDS.get(found["kind"], TrustError)(found["error"])
     return found
 
 
@@ -238,7 +236,7 @@ def _answered(data: bytes, files: list[int], answer: Answer) -> dict[str, Any]:
         return found
     except FedtorchError as error:
         kind = next((kind for kind, cls in _KINDS.items() if isinstance(error, cls)), "")
-        return {"error": str(error), "kind": kind, "told": error.told, "name": question.get("name")}
+        return {"error": str(error), "kind": kind, "name": question.get("name")}
     except Exception as error:  # whatever a rank sends must not end the gate
         return {
             "error": f"the gate cannot read that ({type(error).__name__})",
