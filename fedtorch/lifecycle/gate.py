@@ -21,6 +21,7 @@ import numpy as np
 
 from fedtorch.core.errors import FedtorchError, PolicyError, print_error
 from fedtorch.lifecycle.gate_mail import in_mail
+from fedtorch.privacy.record.silo import Step
 from fedtorch.trust.keys import PrivateKey, read_key
 from fedtorch.trust.policy.asked import Asked, tuples
 from fedtorch.trust.policy.decisions import Decisions
@@ -77,6 +78,8 @@ class Answers:
             found = gate.part.window(int(question["count"]), int(question["place"]))
             if len(beside):
                 beside[:] = found.view(np.uint8).data
+        elif asked == "noise":
+            return {"digest": gate.add_noise(Step(**question["step"]), np.frombuffer(beside, np.float64))}
         elif asked == "finish":
             sent, salt = gate.finish_part()
             return {"sent": sent, "salt": salt.hex()}

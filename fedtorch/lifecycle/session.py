@@ -37,7 +37,7 @@ from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.losing import saying_what_is_here, who
 from fedtorch.lifecycle.losses import agree_on_left_out, note_losses
 from fedtorch.lifecycle.model_cards import write_cards
-from fedtorch.lifecycle.parties import identity_of, keep_answers
+from fedtorch.lifecycle.parties import bind_to_party, identity_of
 from fedtorch.lifecycle.policy_refusal import refusal
 from fedtorch.lifecycle.results import show_beside, table
 from fedtorch.lifecycle.run_files import open_run
@@ -247,7 +247,7 @@ class Session:
         begun, tracker = time.monotonic(), None
         with telling_refusal(comm):
             mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
-            keep_answers(config, comm, mechanism.masking, is_new=start is None and resume == "never")
+            bind_to_party(config, comm, mechanism, is_new=start is None and resume == "never")
             if comm.is_server:
                 tracker = _opened(runs, at, comm, start, self.command, checkpoints.aside)
         components = built.components(

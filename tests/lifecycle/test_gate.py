@@ -23,6 +23,7 @@ from fedtorch.core.errors import CheckpointError, FedtorchError, PolicyError, Pr
 from fedtorch.core.update import Report
 from fedtorch.lifecycle.gate import Answers
 from fedtorch.lifecycle.gate_mail import in_mail
+from fedtorch.privacy.record.silo import Silo, Step
 from fedtorch.trust.keys import PrivateKey, is_signed, new_key
 from fedtorch.trust.merkle import LEAF, root
 from fedtorch.trust.policy.asked import Asked
@@ -486,6 +487,72 @@ def begun(connection: socket.socket, tmp_path: Path) -> GateKey:
     found = GateKey.of({VARIABLE: str(connection.fileno())})
     assert found is not None
     return found
+
+
+def noised(tmp_path: Path, exponent: int = 20) -> Asked:
+    about = ("south", str(tmp_path / "silos" / "south"), "normal", 2.0**19, exponent)
+    return replace(ASKED, clip=None, clips_updates=False, noise=(about,))
+
+
+UNSAFE = {"require": {}, "limits": {}, "may_leave": {**POLICY["may_leave"], "parameters": ["*"]}}
+STEP = Step("south", 0, "train", 0, 0, "ab" * 32)
+
+
+def test_a_gate_adds_the_noise_that_the_training_process_would_have_added(make: Make, tmp_path: Path) -> None:
+    gate = make(UNSAFE, noised(tmp_path))
+    gate.begin()
+    total = np.round(np.linspace(-1e6, 1e6, 100))
+    mine = total.copy()
+    digest = gate.add_noise(STEP, mine)
+    silo = Silo.open(tmp_path / "silos" / "south", "")
+    others = total.copy()
+    assert silo.add_noise(STEP, others, "normal", 2.0**19) == digest and np.array_equal(mine, others)
+    assert 0.5 < np.std(mine - total) / 2.0**19 < 1.5
+    gate.pass_update("south", 0, mine * 2.0**-20)
+    first, second = decisions(tmp_path)
+    assert (first["line"], first["client"], first["noise"], first["deviation"]) == (
+        "require.privacy",
+        "south",
+        "normal",
+        0.5,
+    )
+    assert first["noised"] == second["root"]
+    assert Spent.of(tmp_path).updates("south", second["root"], 0) == 1
+
+
+def test_one_noise_is_never_on_two_sums(make: Make, tmp_path: Path) -> None:
+    """Whatever the training process says which step it is: else the difference of the two parts would have none."""
+    gate = make(UNSAFE, noised(tmp_path))
+    gate.begin()
+    found = []
+    for more in (0.0, 1.0):
+        total = np.full(100, more)
+        gate.add_noise(STEP, total)
+        found.append(total - more)
+    assert np.count_nonzero(found[0] == found[1]) < 5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda gate, total: None, "a part to which the gate has not added its noise"),
+        (lambda gate, total: gate.add_noise(STEP, total.copy()), "a part to which the gate has not added its noise"),
+        (lambda gate, total: gate.add_noise(replace(STEP, round=1), total), "the gate has not added its noise"),
+        (lambda gate, total: gate.add_noise(replace(STEP, client="north"), total), "noise that the run has not asked"),
+        (lambda gate, total: gate.add_noise(STEP, total + 0.5), "a sum that is not of whole numbers"),
+        (lambda gate, total: gate.add_noise(STEP, total * 2.0**60), "a sum that is not of whole numbers"),
+        (lambda gate, total: gate.add_noise(STEP, total * np.nan), "a sum that is not of whole numbers"),
+    ],
+)
+def test_a_part_without_the_gates_noise_does_not_leave(
+    change: Callable[[Gate, Any], Any], said: str, make: Make, tmp_path: Path
+) -> None:
+    gate = make(UNSAFE, noised(tmp_path))
+    gate.begin()
+    total = np.arange(100.0)
+    with pytest.raises(PolicyError, match=f"require.privacy: .*{said}"):
+        change(gate, total)
+        gate.pass_update("south", 0, total * 2.0**-20)
 
 
 def test_a_rank_signs_and_passes_updates_through_the_gate(

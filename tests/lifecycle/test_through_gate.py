@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -130,6 +131,9 @@ def test_a_gate_changes_no_bit_and_writes_down_what_left(
     found = decisions(places / "run")
     assert [each["at"] for each in found if "root" in each] == ["round 0", "round 1"]
     assert {each["verdict"] for each in found} <= {"allowed", "not asked for"}
+    noised = [(each["at"], each["deviation"]) for each in found if "noised" in each]
+    deviation = 4.0 * 0.5 / math.sqrt(3 - 1)
+    assert noised == ([(f"round {n}", pytest.approx(deviation)) for n in range(2)] if policy is OF_RECORD else [])
     if "trust" in changes:
         looked = Verifier(places / "run" / "trust" / "south", None).verify()
         assert (
@@ -194,6 +198,24 @@ def leave_out_the_masks() -> None:
         mask(self, window.copy())
 
     GateParty.mask = forget_them  # type: ignore[method-assign]
+
+
+def leave_out_the_noise() -> None:
+    add = GateKey.add_noise
+
+    def add_to_a_copy(self: GateKey, step: Any, total: np.ndarray[Any, Any]) -> str:
+        return add(self, step, total.copy())
+
+    GateKey.add_noise = add_to_a_copy  # type: ignore[method-assign]
+
+
+@pytest.mark.processes
+def test_a_part_without_its_noise_does_not_leave(places: Path) -> None:
+    write(places, OF_RECORD, **RECORD, run={"dir": str(places / "run"), "name": "gated"})
+    ended = expect_exit(as_party, len(PARTIES), str(places), "never", "south", "leave_out_the_noise")
+    assert [outcome.exit_code for outcome in ended] == [11] * 4, ended
+    last = decisions(places / "run")[-1]
+    assert (last["verdict"], last["line"]) == ("refused", "require.privacy")
 
 
 @pytest.mark.processes

@@ -4,7 +4,8 @@
 2. Every update comes to it before the report on it does. It looks at the places, the norm, the bytes, the round and the
    time of day, and gives the root of the update, by which others can tell that it is this one (`trust.merkle`).
 3. A report is signed only if it has nothing that the policy does not allow, and is of updates that came.
-4. What leaves of the updates it makes itself of what it has measured (`parts`), under masks where there is a secure
+4. Where a silo adds noise to its part of a sum, the gate does, and no part without it is let out.
+5. What leaves of the updates it makes itself of what it has measured (`parts`), under masks where there is a secure
    sum, and signs a receipt of that and of nothing else.
 
 After the first violation nothing more is signed but signs of life and the refusal.
@@ -12,16 +13,19 @@ After the first violation nothing more is signed but signs of life and the refus
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fedtorch.core.errors import PolicyError, PreflightError
+from fedtorch.privacy.record.silo import Silo, Step
 from fedtorch.privacy.secure_sum.terms import SumTerms
 from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.merkle import LEAF, root
@@ -37,6 +41,7 @@ Vector = npt.NDArray[np.floating]
 _WINDOW = 1 << 20
 _SLACK = 1e-6
 _WHOLE = 8
+_EXACT = float(1 << 53)  # above it not every whole number is a float64
 _HIDDEN = "(hidden)"  # as signs of life name whoever is not to be known
 _MOST_DRAWS = 65  # how often a client is drawn for a round may be its weight
 _TAGS = "key of tags"  # a meeting
@@ -111,6 +116,8 @@ class Gate:
     """Of the last update."""
     passed: dict[str, Vector] = field(default_factory=dict)
     """Client -> its update of this round, as the gate has measured it."""
+    noised: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    """(client, round) -> roots of sums to which the gate has added its noise."""
     part: OutgoingPart | None = None
     """Is about to leave."""
     sent: str = ""
@@ -167,6 +174,29 @@ class Gate:
             self.paper = f"{signature.hex()} {note.oath}".encode()
         return signature
 
+    def add_noise(self, step: Step, total: npt.NDArray[np.float64]) -> str:
+        """Add the noise of a client's part, in place, to its sum of whole numbers; see `Silo.add_noise`.
+
+        From then on the gate lets out this part, or others that it has added noise to.
+
+        Raises:
+            PolicyError: it is no such sum. CheckpointError: the noise's key cannot be read.
+        """
+        about = next((each for each in self.asked.noise if each[0] == step.client), None)
+        if self.is_closed or about is None or step.client not in self.side.clients:
+            self._refuse("require.privacy", "noise that the run has not asked for")
+        if total.ndim != 1 or not np.all((np.rint(total) == total) & (np.abs(total) < _EXACT)):
+            self._refuse("require.privacy", "a sum that is not of whole numbers, on which noise hides nothing")
+        _, folder, kind, deviation, exponent = about
+        digest = Silo.open(Path(folder), "").add_noise(step, total, kind, deviation)
+        unit = math.ldexp(1.0, -exponent)
+        found = root((total * unit).view(np.uint8), LEAF * total.itemsize).hex()
+        self.noised = {place: roots for place, roots in self.noised.items() if place[1] >= step.round}
+        self.noised.setdefault((step.client, step.round), set()).add(found)
+        said = {"at": f"round {step.round}", "verdict": "allowed", "line": "require.privacy", "client": step.client}
+        self.decisions.add({**said, "noised": found, "noise": kind, "deviation": deviation * unit})
+        return digest
+
     def pass_update(self, client: str, round: int, vector: Vector) -> str:
         """Root of a client's update, hexadecimal, which may leave. vector: flat, of float32 or float64.
 
@@ -183,6 +213,8 @@ class Gate:
             if not norm(vector) <= self.policy.require.clip * (1 + _SLACK):
                 self._refuse("require.clip", "an update that is longer than the clip")
         found = root(vector.view(np.uint8), LEAF * vector.itemsize).hex()
+        if self.asked.noise and found not in self.noised.get((client, round), ()):
+            self._refuse("require.privacy", "a part to which the gate has not added its noise")
         most = self.policy.limits.rounds
         if most is not None and (round >= most or self.spent.updates(client, found, round) > most):
             self._refuse("limits.rounds", "an update of a round that is too many")

@@ -21,13 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, PolicyError, PreflightError, TrustError
+from fedtorch.privacy.record.silo import Step
 from fedtorch.privacy.secure_sum.party import PublicKeys
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms, TooFewPartiesError
 
 VARIABLE = "FEDTORCH_GATE"
 """Environment variable with the number of the open socket, in processes of a side that has a gate."""
 _MOST_BYTES = 1 << 17
-_CHANGED = ("window", "tags")
+_CHANGED = ("window", "tags", "noise")
 """Questions with which something goes that comes back changed."""
 _KINDS: Mapping[str, type[FedtorchError]] = {
     "policy": PolicyError,
@@ -102,6 +103,14 @@ class GateKey:
         """(salted digest of what has left, the salt)."""
         answer = self._ask({"ask": "finish"})
         return str(answer["sent"]), bytes.fromhex(answer["salt"])
+
+    def add_noise(self, step: Step, total: npt.NDArray[np.float64]) -> str:
+        """Have the gate add the noise of a part, in place; see `Gate.add_noise`.
+
+        Raises:
+            PolicyError: it is no sum that noise is added to.
+        """
+        return str(self._ask({"ask": "noise", "step": asdict(step)}, total)["digest"])
 
     def party(self, terms: SumTerms) -> GateParty:
         """This side of a secure sum, whose secrets stay in the gate.

@@ -128,6 +128,13 @@ def test_what_no_line_can_name_is_refused(kind: str, policy: Policy) -> None:
     assert line.verdict == "refused" and line.about.startswith(f"{kind}: ") and "no line: " in line.text
 
 
+def test_the_noise_that_the_gate_adds_is_said(policy: Policy) -> None:
+    noised = replace(FITS, noise=(("south", "silos/south", "discrete", 3.0 * 2**20, 22),))
+    (found,) = {*judge(policy, noised)} - {*judge(policy, FITS)}
+    said = "discrete noise with a standard deviation of 0.75, which the gate adds to the sum of `south`"
+    assert (found.key, found.verdict, found.about) == ("require.privacy", "allowed", said)
+
+
 def test_what_a_policy_allows_and_no_run_asks_for_is_said(tmp_path: Path) -> None:
     text = 'may_leave: {parameters: ["*"], reports: [status, steps, losses], scores: true}\n'
     (tmp_path / "policy.yaml").write_text(text)
