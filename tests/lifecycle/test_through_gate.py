@@ -25,6 +25,7 @@ from fedtorch.privacy.public_sum import PublicSum
 from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.policy.file import read_policy
 from fedtorch.trust.policy.remote import GateKey, GateParty
+from fedtorch.trust.tags import TagKey
 from fedtorch.trust.verify import Verifier
 from launchers.site_policy import Process, Site
 
@@ -87,7 +88,8 @@ def as_party(places: str, resume: str, gated: str, patch: str) -> tuple[int, str
             os.environ.update(site.taking_part(config, gated, rank))
             if patch:
                 globals()[patch]()
-            PrivateKey.sign = None  # type: ignore[assignment,method-assign]  # nobody signs here
+            PrivateKey.sign = None  # type: ignore[assignment,method-assign]  # nobody signs here, nor makes tags
+            TagKey.tags = TagKey.pads = None  # type: ignore[assignment,method-assign]
             return main(arguments), said.getvalue()
         finally:
             site.close()

@@ -14,7 +14,6 @@ After the first violation nothing more is signed but signs of life and the refus
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedtorch.core.errors import PolicyError, PreflightError
+from fedtorch.core.prime import Words
 from fedtorch.privacy.record.silo import Silo, Step
 from fedtorch.privacy.secure_sum.terms import SumTerms
 from fedtorch.trust.keys import PrivateKey
@@ -32,10 +32,12 @@ from fedtorch.trust.merkle import LEAF, root
 from fedtorch.trust.policy.asked import Asked
 from fedtorch.trust.policy.decisions import Decisions
 from fedtorch.trust.policy.file import Policy
+from fedtorch.trust.policy.gate_tags import GateTags
 from fedtorch.trust.policy.judge import judge, refuse
 from fedtorch.trust.policy.notes import Note, read_note, read_text
 from fedtorch.trust.policy.parts import WAYS, MaskedSum, OutgoingPart, factors_of
 from fedtorch.trust.policy.spent import BEGINS, Spent
+from fedtorch.trust.silo_tags import OwnMeeting
 
 Vector = npt.NDArray[np.floating]
 _WINDOW = 1 << 20
@@ -45,7 +47,6 @@ _EXACT = float(1 << 53)  # above it not every whole number is a float64
 _HIDDEN = "(hidden)"  # as signs of life name whoever is not to be known
 _MOST_DRAWS = 65  # how often a client is drawn for a round may be its weight
 _TAGS = "key of tags"  # a meeting
-_BOXES = re.compile(rb'\{("[0-9]{1,9}": "[0-9a-f]{0,256}"(, )?)*\}')  # of which each opens for one other silo alone
 _FREE = ("hello", "joined", "bye", "gone", "heard", "knock", "knocks", "heartbeat", "start", "transcript", "refusal")
 """Notes that a side signs whose policy refuses the run: by them it comes, says so and leaves."""
 
@@ -124,6 +125,8 @@ class Gate:
     """Salted digest of the part that has left last, of which a receipt may be signed."""
     masked: MaskedSum | None = None
     """This side of the secure sum under way."""
+    tags: GateTags | None = None
+    """The key of tags, and what was asked of it since the parties met last."""
     reported: set[float] = field(default_factory=set)
     """Numbers of the reports of this round that were let out."""
     paper: bytes = b""
@@ -224,8 +227,12 @@ class Gate:
         self._allow("may_leave.parameters", client=client, root=found)
         return found
 
-    def begin_part(self, way: str, round: int, terms: Sequence[tuple[str, float]], exponent: int) -> None:
+    def begin_part(
+        self, way: str, round: int, terms: Sequence[tuple[str, float]], exponent: int, exchange: str = ""
+    ) -> None:
         """A part is about to leave. terms: (client, its weight in the sum). exponent: of the scale of whole numbers.
+
+        exchange: its name, where the part has tags.
 
         Raises:
             PolicyError: it may not.
@@ -239,21 +246,30 @@ class Gate:
         names, weights = [client for client, _ in terms], [weight for _, weight in terms]
         size = sum(count for _, count in self.asked.parameters) * self.asked.vectors
         party = self.masked.party if self.masked is not None else None
-        self.part = OutgoingPart(way, [self.passed[n] for n in names], factors_of(weights, exponent), size, party)
+        about = [self.passed[n] for n in names], factors_of(weights, exponent), size, party
+        key = self.tags.once(exchange) if exchange and self.tags is not None else None
+        self.part = OutgoingPart(way, *about, key=key, name=self.side.name)
         self.sent = ""
 
-    def finish_part(self) -> tuple[str, bytes]:
-        """(digest of what has left, its salt), of which a receipt may then be signed.
+    def finish_part(self) -> tuple[str, bytes, Words]:
+        """(digest of what has left, its salt, its tags as they leave), of which a receipt may then be signed.
 
         Raises:
             PolicyError: there is no such part.
         """
         if self.part is None:
             self._refuse("may_leave.parameters", "a receipt of nothing")
-        self.sent, salt = self.part.finish()
+        (self.sent, salt), tags = self.part.finish(), self.part.hidden_tags()
         self.part = None
         self._allow("may_leave.parameters", party=self.side.name, sent=self.sent)
-        return self.sent, salt
+        return self.sent, salt, tags
+
+    def meet(self) -> str:
+        """Begin to agree with the other silos on a key of tags; the public key of this side, hexadecimal."""
+        public = {rank: bytes.fromhex(key) for rank, key in self.side.public}
+        meeting = OwnMeeting(self.side.federation, self.side.rank, public)
+        self.tags = GateTags(self.decisions.folder, self.side.name, meeting)
+        return meeting.word
 
     def begin_masks(self, terms: Mapping[str, Any]) -> None:
         """A secure sum begins. terms: of `privacy.secure_sum.terms.SumTerms`.
@@ -296,7 +312,7 @@ class Gate:
     def _check_mail(self, note: Note, mail: bytes) -> None:
         if note.kind != "meeting":
             self._refuse("", "bytes beside a note that has none")
-        if note.phase == _TAGS and _BOXES.fullmatch(mail):
+        if note.phase == _TAGS and mail == (b"{}" if self.tags is None else self.tags.boxes):
             return
         if self.paper and mail.startswith(self.paper):  # what this side swears to goes with the meeting for it
             mail = mail[len(self.paper) :].removeprefix(b"\n")
