@@ -23,7 +23,7 @@ from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.process_group import Transfer
 from fedtorch.comm.transport.window_memory import OutgoingWindows
 from fedtorch.comm.transport.windows import SUM_DTYPE, WINDOW, windows
-from fedtorch.core.errors import FedtorchError, PolicyError, PreflightError, RefusedUpdatesError, TrustError
+from fedtorch.core.errors import FedtorchError, PreflightError, RefusedUpdatesError, TrustError
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError
 
 
@@ -31,17 +31,10 @@ def answer_requests(aggregation: Aggregation) -> None:
     """On every rank but the server: take part in what the server requests, until it is done.
 
     Raises:
-        TrustError: this side's gate lets nothing of it out; the others wait in the exchange, so they cannot be told.
+        PolicyError: this side's gate lets nothing of it out.
         RefusedUpdatesError: the server has refused updates and is going to decide again.
         FedtorchError: the server gave up.
     """
-    try:
-        _answer_all(aggregation)
-    except PolicyError as error:
-        raise TrustError(str(error)) from error
-
-
-def _answer_all(aggregation: Aggregation) -> None:
     while True:
         op, terms, scale = aggregation.receive_request()
         if op is Op.DONE:
