@@ -1,4 +1,4 @@
-"""Everything that asks for a GPU, part by part, in one table: tests, whole runs, NCCL, DeepSpeed, large models, copies.
+"""Everything that asks for a GPU, part by part, in one table: tests, runs, NCCL, exchange, DeepSpeed, large models.
 
 python benchmarks/gpu.py --out FOLDER [--parts tests,nccl,...] [--limit 90] [--beside 3] [--device cuda|cpu] [--small]
 
@@ -32,11 +32,12 @@ PARTS = {
     "smoke": "gpu_runs",
     "deepspeed": "gpu_models",
     "copies": "gpu_facts",
+    "exchange": "gpu_exchange",
     "papers": "gpu_models",
     "large": "gpu_models",
 }
 """Part -> module in this folder with a function of that name; the most important first."""
-TIMED = ("deepspeed", "copies", "papers", "large")
+TIMED = ("deepspeed", "copies", "exchange", "papers", "large")
 COLUMNS = ("part", "what", "outcome", "seconds", "peak, MB", "busy, %", "more")
 
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -109,12 +109,13 @@ def time_runner(
     workload: Workload,
     kept: CheckpointConfig | None = None,
     keep: bool = False,
-    watch_of: type[Watch] = Watch,
+    watch_of: Callable[[], Watch] = Watch,
+    crosses: str = "",
     **system: Any,
 ) -> Timing:
     """Run the workload with as many ranks as there are; this rank's timing. keep: also the final weights.
 
-    kept: with records, TensorBoard and these checkpoints; None: with none of them.
+    kept: with records, TensorBoard and these checkpoints; None: with none of them. crosses: as `preflight` takes it.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rounds = workload.rounds + NOT_TIMED
@@ -128,7 +129,7 @@ def time_runner(
     comm: Communicator = (
         LocalCommunicator(built.names)
         if size == 1
-        else DistributedCommunicator.join(built.names, timeout_s=120, network=network)
+        else DistributedCommunicator.join(built.names, timeout_s=120, network=network, device=built.engine.device)
     )
     tracker: Any = watch_of()
     if kept is not None and rank == 0:
@@ -136,7 +137,7 @@ def time_runner(
     watch = tracker.watch if isinstance(tracker, WatchedTracker) else tracker
     try:
         with comm:
-            comm.preflight(built.facts())
+            comm.preflight(built.facts(), crosses=crosses)
             setting = RunComponents(
                 config=config,
                 task=built.task,

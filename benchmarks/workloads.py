@@ -126,7 +126,7 @@ class Workload:
             clients=ClientsConfig(per_round=self.per_round),
             eval=EvalConfig(every=0),
             checkpoint=CheckpointConfig(every=NEVER),
-            system=SystemConfig(device="cpu", threads=1, **system),
+            system=SystemConfig(**{"device": "cpu", "threads": 1, **system}),
         )
 
 

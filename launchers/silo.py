@@ -17,7 +17,7 @@ from fedtorch.comm.job.parties import Identity
 from fedtorch.comm.job.public import refuse_public
 from fedtorch.comm.job.signing import VARIABLE, job_secret, read_secret
 from fedtorch.comm.job.store import OPTION as ADDRESS_OPTION
-from fedtorch.comm.job.store import STAY
+from fedtorch.comm.job.store import STAY, patience_at_start
 from fedtorch.config.masking import set_options
 from fedtorch.config.options import add_config_options
 from fedtorch.config.schema import Config
@@ -120,7 +120,7 @@ def seen(config: Config) -> str:
 def waits_s(config: Config) -> float:
     """How long sides wait for each other at the start."""
     system = config.system
-    return system.timeout if system.start_timeout is None else system.start_timeout
+    return patience_at_start(system.start_timeout, system.timeout)
 
 
 def stays_s(config: Config) -> float:

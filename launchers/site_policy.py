@@ -45,8 +45,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 class Site:
     """This side of a run, where it has a policy."""
 
-    name: str
-    """Name of the silo."""
     policy: Policy
     """As its file says."""
     code: tuple[tuple[str, str], ...]
@@ -77,10 +75,10 @@ class Site:
         policy = read_policy(args.policy)
         code = tuple((each.digest, each.what) for each in codes_of(args.config, args.set))
         lines = list(judge_code(policy, replace(_NOTHING, code=code)))
-        site = cls(args.silo, policy, code, args.resume, args.dry_run, lines)
+        site = cls(policy, code, args.resume, args.dry_run, lines)
         if site.is_dry and site.is_refused:
             site.show()
-        refuse(site.lines, site.name)
+        refuse(site.lines)
         if not site.is_dry:
             site.gate = Process.start(args.policy)
         return site
@@ -143,7 +141,7 @@ class Site:
 
     def check(self) -> None:
         """Raises PolicyError if the site refuses the run; names its lines."""
-        refuse(self.lines, self.name)
+        refuse(self.lines)
 
     def close(self) -> None:
         """End the gate."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import Limits
+from fedtorch.core.fused_add import add_multiple
 from fedtorch.core.overrides import overrides
 from fedtorch.core.ranges import Positive
 from fedtorch.core.server import ServerState
@@ -85,7 +86,6 @@ class FedDyn(FedAvg):
 
         grad is θ − mean of the θ_i. `server.optimizer: none` is the paper's; another one steps along grad + h/α.
         """
-        mean = server.tensors.get(MEAN, torch.zeros_like(grad))
-        share = len(server.accepted) / server.num_clients
-        server.tensors[MEAN] = mean = torch.add(mean, grad, alpha=self.alpha * share)
+        mean = server.tensors.setdefault(MEAN, torch.zeros_like(grad))
+        add_multiple(mean, grad, self.alpha * (len(server.accepted) / server.num_clients))
         server.optimizer.step(server, grad + mean / self.alpha)

@@ -14,6 +14,7 @@ from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.weighting import alone
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.fused_add import add_multiple
 from fedtorch.core.overrides import overrides
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
@@ -99,7 +100,7 @@ class Scaffold(FedAvg):
     def server_update(self, server: ServerState, grad: Tensor) -> None:
         """x by the server optimiser; c by |C|/N of the mean change of the clients' c_i."""
         weights_grad, control_grad = grad.chunk(2)
-        server.tensors["control"].sub_(control_grad, alpha=len(server.accepted) / server.num_clients)
+        add_multiple(server.tensors["control"], control_grad, -len(server.accepted) / server.num_clients)
         server.optimizer.step(server, weights_grad)
 
 

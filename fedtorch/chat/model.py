@@ -25,7 +25,7 @@ from fedtorch.models.saved import load_model
 from fedtorch.models.side import Passing
 from fedtorch.text.model_files import load_from
 from fedtorch.tracking.run_folder import Run, read_run
-from fedtorch.train.precision import autocast, has_fp16
+from fedtorch.train.precision import asking
 
 SideName = Literal["user", "assistant"]
 SIDES: tuple[SideName, SideName] = ("user", "assistant")
@@ -127,8 +127,7 @@ def chosen_device(choice: str) -> torch.device:
 
 def computing(run: Run, device: torch.device) -> AbstractContextManager[Any]:
     """The models of the run are asked inside it: the run's precision, or fp32 where the device does not have it."""
-    precision = str(run.setting("engine.precision") or "fp32")
-    return autocast("fp32" if precision == "fp16" and not has_fp16(device) else precision, device)
+    return asking(str(run.setting("engine.precision") or "fp32"), device)
 
 
 def _state(run: Run, client: str) -> Mapping[str, Tensor | Any]:

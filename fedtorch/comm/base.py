@@ -151,6 +151,7 @@ class Communicator(ABC):
         """Compare `facts` (digests, versions, seed: nothing secret) on all ranks, before anything else is exchanged.
 
         crosses: why a round's vectors go through memory that ranks of a machine share; empty: they may stay on devices.
+            The same on all ranks that have the same facts.
 
         Raises:
             PreflightError: on every rank, with field, rank and both values of each difference.

@@ -158,10 +158,10 @@ class DistributedCommunicator(Communicator):
         if paper:
             paper.sign(self._rendezvous, facts, verdict, self.lost)
         if self._shared is None:  # else by an earlier run of this job
-            fails = verdict["backend"] == "nccl" and not self._try_nccl()
+            fails = verdict["backend"] == "nccl" and not self._try_nccl(resident=not crosses)
             self._shared = frozenset(range(self.size) if fails else verdict["shared"])
 
-    def _try_nccl(self) -> bool:
+    def _try_nccl(self, *, resident: bool) -> bool:
         """Let payloads go over NCCL if a first sum comes on all ranks; False: they go over gloo, as `auto` allows.
 
         Raises:
@@ -174,7 +174,7 @@ class DistributedCommunicator(Communicator):
                 self._store.set(_TRIAL, f"rank {self.rank}")
             log.warning("a first sum from GPU to GPU over NCCL failed on rank %d: %s", self.rank, problem)
         if self._rendezvous.barrier("trial of nccl", 0, ok=not problem)[0]["ok"]:
-            self.stage(Staging("nccl", device, pin=True))
+            self.stage(Staging("nccl", device, pin=True, resident=resident))
             return True
         if self._options.backend == "nccl":
             raise PreflightError(

@@ -41,7 +41,7 @@ class LocalUpdates(AcceptedUpdates):
     ) -> Tensor:
         grads = [(self._local.get(report.client), weight) for report, weight in terms]
         out = self._local.sums.lend(len(grads[0][0]) if grads else self.size, self.sum_dtype)
-        accumulator = accumulator_for(grads, min(len(out), WINDOW), self.dtype, self._local.sums)
+        accumulator = accumulator_for(self._local.device, min(len(out), WINDOW), self.dtype, self._local.sums)
         for start, stop in windows(len(out)):
             accumulator.reset(scale)
             for grad, weight in grads:

@@ -23,7 +23,7 @@ class Network:
     trusted: bool = False
     """May the ranks talk to each other over public addresses?"""
     start_s: float | None = None
-    """How long ranks wait for each other at the start; None: as long as a rank may be silent."""
+    """How long ranks wait for each other at the start; None: as long as a rank may be silent, but 60 at least."""
     why_no_return: str = ""
     """Why a lost rank cannot come back into the job; empty: it can."""
     who: Mapping[int, str] = field(default_factory=dict)

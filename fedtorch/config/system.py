@@ -76,7 +76,7 @@ class SystemConfig:
     """Seconds without a sign of life from a rank before the run ends with its name."""
     start_timeout: Annotated[float, Field(gt=0, le=1e7)] | None = None
     """Seconds that ranks wait for each other at the start: for one that is late, or that is started again on another
-    machine; null: as long as `timeout`."""
+    machine; null: as long as `timeout`, but 60 at least, for to start takes longer than to give a sign of life."""
     end_timeout: Annotated[float, Field(ge=0, le=1e7)] | None = None
     """Seconds that the server of `fedtorch serve` stays after the run's end for silos that were away then, which come
     back, hear of it and write their models; null: as long as `start_timeout`."""

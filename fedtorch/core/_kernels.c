@@ -379,22 +379,17 @@ DEFINE_SUM(fedtorch_sum_f64, double)
 
 /* Sum of number * (word & (2^61 - 1)) modulo 2^61 - 1, of at most 4096 whole numbers below 2^53 in magnitude. */
 #define PRIME (((uint64_t)1 << 61) - 1)
-double fedtorch_tag(const int64_t *numbers, const uint64_t *words, size_t length, uint64_t *tag)
+static uint64_t tag_of(const int64_t *numbers, const uint64_t *words, size_t length)
 {
-    uint64_t sides[2] = {0, 0}; /* of the numbers that are not negative, and of the others */
+    uint64_t sides[2] = {0, 0}; /* of the products that are not negative, and of the others */
 #ifdef __SIZEOF_INT128__
-    unsigned __int128 both[2] = {0, 0}; /* 2^53 * 2^61 * 2^12 is below 2^128 */
-    for (size_t i = 0; i < length; i++) {
-        int64_t number = numbers[i];
-        uint64_t word = words[i] & PRIME;
-        unsigned __int128 product = (unsigned __int128)(uint64_t)(number < 0 ? -number : number) * word;
-        both[number < 0] += product;
-    }
-    for (int side = 0; side < 2; side++) {
-        unsigned __int128 folded = (both[side] & PRIME) + (both[side] >> 61); /* below 2^68 */
-        folded = (folded & PRIME) + (folded >> 61);
-        sides[side] = (uint64_t)(folded >= PRIME ? folded - PRIME : folded);
-    }
+    __int128 sum = 0; /* 2^53 * 2^61 * 2^12 is below 2^127 */
+    for (size_t i = 0; i < length; i++)
+        sum += (__int128)numbers[i] * (int64_t)(words[i] & PRIME);
+    unsigned __int128 size = sum < 0 ? -(unsigned __int128)sum : (unsigned __int128)sum;
+    size = (size & PRIME) + (size >> 61); /* below 2^68 */
+    size = (size & PRIME) + (size >> 61);
+    sides[sum < 0] = (uint64_t)(size >= PRIME ? size - PRIME : size);
 #else
     for (size_t i = 0; i < length; i++) {
         int64_t number = numbers[i];
@@ -408,7 +403,14 @@ double fedtorch_tag(const int64_t *numbers, const uint64_t *words, size_t length
         sides[number < 0] = product >= PRIME ? product - PRIME : product;
     }
 #endif
-    *tag = sides[0] >= sides[1] ? sides[0] - sides[1] : sides[0] + PRIME - sides[1];
+    return sides[0] >= sides[1] ? sides[0] - sides[1] : sides[0] + PRIME - sides[1];
+}
+
+/* The same of every `chunk` of them. */
+double fedtorch_tags(const int64_t *numbers, const uint64_t *words, size_t length, size_t chunk, uint64_t *tags)
+{
+    for (size_t start = 0; start < length; start += chunk)
+        *tags++ = tag_of(numbers + start, words + start, length - start < chunk ? length - start : chunk);
     return 0.0;
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedtorch.core.shown import bounded
 
@@ -164,14 +165,26 @@ class TrustError(FedtorchError, RuntimeError):
     """A party of a federation did not keep to what was agreed on; a restart would meet the same again."""
 
     exit_code = 11
+    heard: ClassVar[str] = "has left, as something was not as all had agreed"
+    """Words that the other parties say after this one's name: they hear the class of the error, and never its text."""
+
+
+class WrongWorkError(TrustError):
+    """A part of the server's work is wrong: its sum, its step, or what it has signed of a round."""
+
+    heard = "has found the server's work wrong"
+
+
+class OtherPartyError(TrustError):
+    """Another party has left with a TrustError, so that this one leaves too."""
+
+    heard = "has left after another party"
 
 
 class PolicyError(TrustError):
-    """A site's own policy forbids what was about to leave it, so nothing has. `told` is what the others hear."""
+    """A site's own policy forbids what was about to leave it, so nothing has."""
 
-    def __init__(self, message: str = "", *, told: str = "") -> None:
-        super().__init__(message)
-        self.told = told
+    heard = "refuses by its policy"
 
 
 class PeerError(RuntimeError):
@@ -196,6 +209,12 @@ class Interrupted(FedtorchError, RuntimeError):
     """A signal asked the run to stop; everything computed is saved and the run can be resumed."""
 
     exit_code = 75
+
+
+def trust_error_of(name: str) -> type[TrustError] | None:
+    """The kind of TrustError whose class has this name."""
+    found = globals().get(name)
+    return found if isinstance(found, type) and issubclass(found, TrustError) else None
 
 
 def is_ours(name: str) -> bool:

@@ -1,13 +1,19 @@
-"""Addition of a multiple with one rounding, the same bits on processors with a fused product and sum and without."""
+"""Sums with a product, rounded once: the same bits on processors with a fused product and sum and without."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 _CHUNK = 1 << 16  # numbers that are looked at together, so that the float64 in between stays in the cache
+
+
+_LANES = 8  # numbers that torch's loop of adamw takes at once, with AVX512 too; the last ones it takes one by one
 
 
 @cache
@@ -25,9 +31,55 @@ def add_multiple(total: Tensor, values: Tensor, factor: float) -> None:
     if _is_fused() or total.dtype != torch.float32:
         total.add_(values, alpha=factor)
         return
-    single = float(torch.tensor(factor, dtype=torch.float32))
-    for part, other in zip(total.split(_CHUNK), values.split(_CHUNK), strict=True):
-        part.copy_(_rounded_to_odd(part.double(), other.double().mul_(single)))
+    _add_product(total, values, torch.tensor(factor, dtype=torch.float32).expand_as(values))
+
+
+def adamw_step(
+    vectors: Sequence[Sequence[Tensor]],
+    taken: int,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """Take the step of AdamW after `taken` ones, in place, with the bits of torch's fused one where that rounds once.
+
+    vectors: parameters, their gradients, first and second moments, in one order, each contiguous, all of one dtype. The
+    bits do not depend on the processor for float32 on the CPU; others are left to torch.
+    """
+    params, grads, firsts, seconds = map(list, vectors)
+    if _is_fused() or any(each.dtype != torch.float32 or each.device.type != "cpu" for each in params):
+        steps = [torch.tensor(float(taken)) for _ in params]
+        adamw(
+            params, grads, firsts, seconds, [], steps, fused=True, amsgrad=False, maximize=False,
+            lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
+        )  # fmt: skip
+        return
+    rate, share = -lr / (1 - beta1 ** (taken + 1)), np.float32(1 - beta1)
+    root = np.float32((1 - beta2 ** (taken + 1)) ** 0.5)
+    for each in zip(params, grads, firsts, seconds, strict=True):
+        param, grad, first, second = (vector.view(-1) for vector in each)
+        param.mul_(1 - lr * weight_decay)
+        further = grad - first
+        if share < 0.5:  # as torch's lerp does
+            add_multiple(first, further, float(share))
+        else:
+            add_multiple(first.copy_(grad), further, float(share - 1))
+        whole, square = len(param) // _LANES * _LANES, grad * (1 - beta2)
+        rest = square[whole:] * grad[whole:]  # which torch's compiler has added in another order
+        _add_product(rest, second[whole:], torch.tensor(beta2, dtype=torch.float32).expand_as(rest))
+        _add_product(second.mul_(beta2)[:whole], square[:whole], grad[:whole])
+        second[whole:] = rest
+        below = np.sqrt(second.numpy()) / root + np.float32(eps)  # torch's square root is not always the nearest number
+        param.add_(torch.from_numpy(first.numpy() * np.float32(rate) / below))
+
+
+def _add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
+    """total += first · second, in place, rounded once. All flat, of float32."""
+    for part, one, other in zip(*(vector.split(_CHUNK) for vector in (total, first, second)), strict=True):
+        part.copy_(_rounded_to_odd(part.double(), one.double().mul_(other)))
 
 
 def _rounded_to_odd(first: Tensor, second: Tensor) -> Tensor:

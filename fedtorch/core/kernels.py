@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedtorch.core.prime import P
+from fedtorch.core.prime import P, Words
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _ARGUMENTS = {
     "round_f32": (_POINTER, _POINTER, _SIZE, _POINTER, _INT, _POINTER, ctypes.c_uint64, _POINTER),
     "round_f64": (_POINTER, _POINTER, _SIZE, _POINTER, _INT, _POINTER, ctypes.c_uint64, _POINTER),
     "widen": (_POINTER, _POINTER, _SIZE, _POINTER, _INT, _POINTER, _POINTER),
-    "tag": (_POINTER, _POINTER, _SIZE, _POINTER),
+    "tags": (_POINTER, _POINTER, _SIZE, _SIZE, _POINTER),
     "norm_f32": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
     "norm_f64": (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER),
     "norm_difference_f32": _DIFFERENCE,
@@ -220,15 +220,25 @@ def copy(values: Vector, out: Vector) -> None:
 _TAGGED = 1 << 12  # so many products are added without a remainder in between
 
 
-def tag_sums(numbers: npt.NDArray[np.int64], words: npt.NDArray[np.uint64]) -> int:
-    """Σ numbers · (the last 61 bits of words) modulo 2^61 − 1; at most 4096 numbers, each below 2^53 in magnitude."""
-    if len(numbers) != len(words) or len(numbers) > _TAGGED:
-        sizes = f"{len(numbers)} numbers and {len(words)} words"
-        raise ValueError(f"{sizes} have no tag; expected as many of both, at most {_TAGGED}")
+def tag_sums(numbers: npt.NDArray[np.int64], words: npt.NDArray[np.uint64], chunk: int = _TAGGED) -> Words:
+    """Σ numbers · (the last 61 bits of words) modulo 2^61 − 1, of every `chunk` of them, uint64.
+
+    numbers: each below 2^53 in magnitude. chunk: at most 4096.
+    """
+    if len(numbers) != len(words) or chunk > _TAGGED:
+        sizes = f"{len(numbers)} numbers and {len(words)} words by {chunk}"
+        raise ValueError(f"{sizes} have no tags; expected as many of both, by at most {_TAGGED}")
+    found = np.zeros(-(-len(numbers) // chunk), np.uint64)
     if (lib := library()) is not None and is_readable(numbers) and is_readable(words):
-        found = ctypes.c_uint64()
-        lib.fedtorch_tag(_start(numbers), _start(words), len(numbers), ctypes.addressof(found))
-        return found.value
+        lib.fedtorch_tags(_start(numbers), _start(words), len(numbers), chunk, _start(found))
+        return found
+    for place in range(len(found)):
+        part = slice(place * chunk, (place + 1) * chunk)
+        found[place] = _tag_sum_in_numpy(numbers[part], words[part])
+    return found
+
+
+def _tag_sum_in_numpy(numbers: npt.NDArray[np.int64], words: npt.NDArray[np.uint64]) -> int:
     half, low = np.uint64(32), np.uint64((1 << 32) - 1)
     size, kept = np.abs(numbers).view(np.uint64), words & np.uint64(P)
     halves = ((size & low, size >> half), (kept & low, kept >> half))  # 32 and 21 bits; 32 and 29

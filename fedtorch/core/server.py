@@ -8,10 +8,9 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from fedtorch.core import state_keys as keys
-from fedtorch.core.fused_add import add_multiple
+from fedtorch.core.fused_add import adamw_step, add_multiple
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
@@ -136,10 +135,12 @@ class ServerOptimizer:
         vectors = [server.layout.view(flat) for flat in (server.weights, grad, *moments)]
         for is_spared in (False, True):
             names = [n for n in server.layout.names if any(fnmatchcase(n, p) for p in rule.no_decay) == is_spared]
-            steps = [torch.tensor(float(taken)) for _ in names]
-            params, grads, firsts, seconds = ([view[name] for name in names] for view in vectors)
-            adamw(
-                params, grads, firsts, seconds, [], steps,
-                fused=True, amsgrad=False, maximize=False, beta1=self._beta1, beta2=rule.beta2, eps=rule.eps,
-                lr=self.rate(taken, server.num_rounds), weight_decay=0.0 if is_spared else rule.weight_decay,
-            )  # fmt: skip
+            adamw_step(
+                [[view[name] for name in names] for view in vectors],
+                taken,
+                lr=self.rate(taken, server.num_rounds),
+                beta1=self._beta1,
+                beta2=rule.beta2,
+                eps=rule.eps,
+                weight_decay=0.0 if is_spared else rule.weight_decay,
+            )

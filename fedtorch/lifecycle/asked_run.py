@@ -8,12 +8,14 @@ from dataclasses import replace
 import torch
 
 from fedtorch.config.schema import Config
+from fedtorch.core.client import folder_name
 from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.update import Report
 from fedtorch.rounds.context import keeps_state
 from fedtorch.setup.build import BuiltRun, rebuild
 from fedtorch.setup.mechanism import make_mechanism
 from fedtorch.setup.pinned_data import without_data
+from fedtorch.setup.record import silo_terms, silos_folder
 from fedtorch.setup.silo_promise import least_parties, promise_to, sends_messages
 from fedtorch.trust.merkle import LEAF, root
 from fedtorch.trust.policy.asked import Asked
@@ -73,6 +75,7 @@ def asked_of(config: Config, clients: Sequence[str], num_ranks: int, *, is_new: 
         verified=_verified(config),
         declared=_declared(config, own) if of_record else (),
         figures=("noised_steps", *built.algorithm.limits.public_numbers) if of_record else (),
+        noise=_noise(built, own),
         initial=_initial(built) if vectors else "",
     )
 
@@ -117,6 +120,16 @@ def _declared(config: Config, clients: Sequence[str]) -> tuple[int, ...]:
         found.add(privacy.units.get(name, 1))
         found |= set(privacy.eval.units.get(name, {}).values()) if privacy.eval is not None else set()
     return tuple(sorted(found))
+
+
+def _noise(built: BuiltRun, clients: Sequence[str]) -> tuple[tuple[str, str, str, float, int], ...]:
+    """Noise that these clients add to their parts of sums; none where it is simulated."""
+    privacy = built.config.privacy
+    if privacy.kind != "record" or privacy.noise_at != "shared" or privacy.simulate:
+        return ()
+    terms, folder = silo_terms(built), silos_folder(built).absolute()
+    own = [(name, terms[name]) for name in clients]
+    return tuple((n, str(folder / folder_name(n)), privacy.noise, t.deviation, t.exponent) for n, t in own)
 
 
 def _verified(config: Config) -> float:

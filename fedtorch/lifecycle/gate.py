@@ -21,6 +21,7 @@ import numpy as np
 
 from fedtorch.core.errors import FedtorchError, PolicyError, print_error
 from fedtorch.lifecycle.gate_mail import in_mail
+from fedtorch.privacy.record.silo import Step
 from fedtorch.trust.keys import PrivateKey, read_key
 from fedtorch.trust.policy.asked import Asked, tuples
 from fedtorch.trust.policy.decisions import Decisions
@@ -72,22 +73,27 @@ class Answers:
         asked, masked = question.get("ask"), gate.masked
         if asked == "part":
             terms = [(str(client), float.fromhex(weight)) for client, weight in question["terms"]]
-            gate.begin_part(str(question["way"]), int(question["round"]), terms, int(question["exponent"]))
+            scale, exchange = int(question["exponent"]), str(question["exchange"])
+            gate.begin_part(str(question["way"]), int(question["round"]), terms, scale, exchange)
         elif asked == "window" and gate.part is not None:
             found = gate.part.window(int(question["count"]), int(question["place"]))
             if len(beside):
                 beside[:] = found.view(np.uint8).data
+        elif asked == "noise":
+            return {"digest": gate.add_noise(Step(**question["step"]), np.frombuffer(beside, np.float64))}
         elif asked == "finish":
-            sent, salt = gate.finish_part()
+            sent, salt, tags = gate.finish_part()
+            if len(beside):
+                beside[:] = tags.view(np.uint8).data
             return {"sent": sent, "salt": salt.hex()}
         elif asked == "masks":
             gate.begin_masks(question["terms"])
         elif asked == "step" and masked is not None:
             return masked.do(str(question["step"]), question["about"])
-        elif asked == "tags" and masked is not None:
-            beside[:] = masked.mask_tags(np.frombuffer(beside, np.uint64).copy()).view(np.uint8).data
+        elif asked == "meet":
+            return {"word": gate.meet()}
         else:
-            return None
+            return None if gate.tags is None else gate.tags.answer(question, beside)
         return {}
 
     def _who(self) -> dict[str, Any]:

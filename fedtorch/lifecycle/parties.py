@@ -11,7 +11,9 @@ from fedtorch.comm.base import Communicator
 from fedtorch.comm.job.parties import Identity
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, PreflightError
+from fedtorch.core.mechanism import Mechanism
 from fedtorch.privacy.public_sum import Masking
+from fedtorch.privacy.record.shared import SharedNoise
 from fedtorch.privacy.secure_sum.answers import Answers
 from fedtorch.setup.rules.trust import check_order, check_parties
 from fedtorch.trust.keys import needs_cryptography, read_key
@@ -52,14 +54,24 @@ def identity_of(
     return Identity(key, members, parties)
 
 
-def keep_answers(config: Config, comm: Communicator, masking: Masking | None, *, is_new: bool) -> None:
-    """Let a party that signs with a key of its own keep for which sums it has helped to remove masks.
+def bind_to_party(config: Config, comm: Communicator, mechanism: Mechanism, *, is_new: bool) -> None:
+    """Let a mechanism keep what its party has answered, and have its noise added by the party's gate.
 
-    Not where the cohort is drawn anew when a round is withheld, so that a round has several sums. is_new: what the
-    folder has is of another run.
+    is_new: what the folder has is of another run.
 
     Raises:
-        CheckpointError: the file cannot be read.
+        CheckpointError: the file of answers cannot be read.
+    """
+    _keep_answers(config, comm, mechanism.masking, is_new=is_new)
+    gate = None if comm.witness is None else comm.witness.gate
+    if gate is not None and isinstance(mechanism, SharedNoise) and not mechanism.settings.simulate:
+        mechanism.silos.elsewhere = gate.add_noise
+
+
+def _keep_answers(config: Config, comm: Communicator, masking: Masking | None, *, is_new: bool) -> None:
+    """Let a party that signs with a key of its own keep for which sums it has helped to remove masks.
+
+    Not where the cohort is drawn anew when a round is withheld, so that a round has several sums.
     """
     if masking is None or not comm.party or comm.is_server or config.privacy.kind == "client":
         return

@@ -37,7 +37,7 @@ from fedtorch.lifecycle.exit import last_words
 from fedtorch.lifecycle.losing import saying_what_is_here, who
 from fedtorch.lifecycle.losses import agree_on_left_out, note_losses
 from fedtorch.lifecycle.model_cards import write_cards
-from fedtorch.lifecycle.parties import identity_of, keep_answers
+from fedtorch.lifecycle.parties import bind_to_party, identity_of
 from fedtorch.lifecycle.policy_refusal import refusal
 from fedtorch.lifecycle.results import show_beside, table
 from fedtorch.lifecycle.run_files import open_run
@@ -120,9 +120,9 @@ class Session:
         try:
             with self._join(config, tuple(config.system.pinned), None) as comm:
                 comm.refuse(told, PolicyError.exit_code)
-                raise PolicyError(told, told=told)
+                raise PolicyError(told)
         except FedtorchError as error:
-            raise PolicyError(told, told=told) from error
+            raise PolicyError(told) from error
 
     def _stay(self, member: JobMember | None, hosts: tuple[str, ...], config: Config) -> _Again | None:
         """On the server, after the run's end: with what it takes part for those that missed it, once there are some."""
@@ -162,9 +162,6 @@ class Session:
                 comm = joined.enter_context(self._join(config, _names(runs), again))
             try:
                 self._run_all(runs, comm, "auto" if again else self.resume)
-            except PolicyError as error:
-                comm.refuse(error.told, error.exit_code)
-                raise
             except Returned:
                 if comm.is_server:
                     log.info("rank %s is back; all go on together", ", ".join(map(str, sorted(comm.returned))))
@@ -250,7 +247,7 @@ class Session:
         begun, tracker = time.monotonic(), None
         with telling_refusal(comm):
             mechanism = make_mechanism(built, is_server=comm.is_server, start=start, resume=resume)
-            keep_answers(config, comm, mechanism.masking, is_new=start is None and resume == "never")
+            bind_to_party(config, comm, mechanism, is_new=start is None and resume == "never")
             if comm.is_server:
                 tracker = _opened(runs, at, comm, start, self.command, checkpoints.aside)
         components = built.components(

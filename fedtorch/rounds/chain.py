@@ -75,8 +75,8 @@ class Chain:
         else:
             self.receipts.set_aside()
         self.kept.keep_members(witness.identity.members)
-        if witness.key is not None:
-            self.kept.keep_key(witness.meeting, witness.key)
+        if witness.tags is not None:
+            witness.tags.keep(self.kept)
         known, here = self.receipts.records(), self._state()
         told: list[Signed] = []
 

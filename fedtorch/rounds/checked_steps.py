@@ -26,8 +26,8 @@ from fedtorch.algorithms.weighting import shares
 from fedtorch.comm.job.witness import Exchanged, Witness
 from fedtorch.comm.sums.reproducible import SumScale
 from fedtorch.core.client import Client
-from fedtorch.core.errors import TrustError
-from fedtorch.core.prime import Words, added
+from fedtorch.core.errors import PolicyError, TrustError, WrongWorkError
+from fedtorch.core.prime import Words
 from fedtorch.core.update import Report
 from fedtorch.rounds.aggregation import Decision
 from fedtorch.rounds.chain import Chain
@@ -36,7 +36,7 @@ from fedtorch.rounds.steps import Steps
 from fedtorch.trust.kept import KeptLeaves
 from fedtorch.trust.merkle import LEAF, leaves, levels, path, root
 from fedtorch.trust.receipts import Signed, is_enough
-from fedtorch.trust.tags import Whole, drawn_leaves
+from fedtorch.trust.tags import Whole
 
 log = logging.getLogger(__name__)
 
@@ -197,12 +197,14 @@ class CheckedSteps(Steps, ABC):
             *receipts, record = told
             self._check_record(record, receipts, exchanged)
             self._look(record, receipts, sums)
+        except PolicyError:
+            raise
         except TrustError as error:
             self.chain.receipts.keep_evidence(str(error), told)
-            raise
+            raise WrongWorkError(str(error)) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             self.chain.receipts.keep_evidence(f"{type(error).__name__}: {error}", told)
-            raise TrustError(f"the server's record of round {self.context.round + 1} is none: {error}") from error
+            raise WrongWorkError(f"the server's record of round {self.context.round + 1} is none: {error}") from error
 
     def kept_receipts(self, receipts: Sequence[Signed]) -> list[Signed]:
         """The round's receipts, this party's own with what it keeps beside it."""
@@ -268,21 +270,14 @@ class CheckedSteps(Steps, ABC):
         Raises:
             TrustError: they are not.
         """
-        key = self.witness.tag_key(Exchanged(about["attempt"], self.context.round, about["scale"]))
-        count = self._leaves
-        pads = added([key.pads(party, count) for party in about["receipts"]], count)
-        known = np.concatenate(
-            [key.tags(numbers[at * LEAF : (at + 1) * LEAF], place) for at, place in enumerate(places)]
-            if places is not None
-            else [key.tags(numbers)]
-        )
-        expected = added([known, pads if places is None else pads[list(places)]], len(tags))
-        if len(wrong := np.flatnonzero(expected != tags)):
-            first = int(wrong[0]) if places is None else places[int(wrong[0])]
+        exchange = self.witness.name_of(Exchanged(about["attempt"], self.context.round, about["scale"]))
+        parties = list(about["receipts"])
+        count, first = self.witness.known_tags.wrong(exchange, parties, self._leaves, numbers, tags, places)
+        if count:
             last = min(len(self.context.vectors.flat), (first + 1) * LEAF) - 1
             raise self.wrong(
-                f"the sum is not that of the parts: {len(wrong)} of {len(tags)} leaves differ, the first is {first} "
-                f"(numbers {first * LEAF} to {last}). The server or one of the silos {', '.join(about['receipts'])} is "
+                f"the sum is not that of the parts: {count} of {len(tags)} leaves differ, the first is {first} "
+                f"(numbers {first * LEAF} to {last}). The server or one of the silos {', '.join(parties)} is "
                 "at fault"
             )
 
@@ -298,7 +293,7 @@ class CheckedSteps(Steps, ABC):
         return self.context.mechanism.step_of(torch.from_numpy(whole), about["scale"], about["accepted"], dtype)
 
     def wrong(self, what: str) -> TrustError:
-        return TrustError(
+        return WrongWorkError(
             f"round {self.context.round + 1}: {what}. Nothing further leaves this party; what the server sent is in "
             f"{self.chain.receipts.evidence}"
         )
@@ -356,9 +351,7 @@ class WholeSteps(CheckedSteps):
             raise self.wrong("the step from the sum leaves another state of the optimiser than the server says")
         self.chain.receipts.add([*self.kept_receipts(receipts), record.found_right()])
         if (share := context.config.trust.keep) > 0:
-            key = self.witness.key
-            assert key is not None
-            places = drawn_leaves(key, record.digest, self._leaves, share)
+            places = self.witness.known_tags.drawn(record, self._leaves, share)
             numbers = np.concatenate([total[place * LEAF : (place + 1) * LEAF] for place in places])
             paths = np.frombuffer(b"".join(b"".join(path(tree, place)) for place in places), np.uint8)
             self.chain.kept.keep_leaves(record.digest, KeptLeaves(places, numbers, tags[places], paths))

@@ -29,7 +29,6 @@ from fedtorch.rounds.steps import Steps
 from fedtorch.trust.kept import KeptLeaves
 from fedtorch.trust.merkle import LEAF, leaves, levels, path, path_length, root_along, vector_leaves
 from fedtorch.trust.receipts import Signed
-from fedtorch.trust.tags import drawn_leaves
 
 _NODE = 32  # bytes
 
@@ -49,9 +48,9 @@ class OpenedSteps(CheckedSteps):
 
     def _look(self, record: Signed, receipts: Sequence[Signed], sums: Tensor | None) -> None:
         self.chain.receipts.add([*self.kept_receipts(receipts), record])
-        key, share = self.witness.key, self.context.config.trust.verify
-        assert key is not None and isinstance(share, float)
-        asked = drawn_leaves(key, record.digest, self._leaves, share)
+        share = self.context.config.trust.verify
+        assert isinstance(share, float)
+        asked = self.witness.known_tags.drawn(record, self._leaves, share)
         numbers = {"leaves": tuple(map(float, asked))}
         self.context.members.exchange("leaves", [self.context.message("numbers", lists=numbers)], may_stop=False)
         opening = self._opening(record, asked)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import transformers
 
-from fedtorch.algorithms.base import Algorithm
 from fedtorch.checkpoint.store import Checkpoints
 from fedtorch.comm.base import Communicator
 from fedtorch.comm.worker import WorkerGroup
@@ -26,7 +25,7 @@ from fedtorch.core.clients import names_of
 from fedtorch.core.direction_model import DirectionModel
 from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.names import Names
-from fedtorch.core.overrides import overrides
+from fedtorch.core.overrides import definer
 from fedtorch.core.weights import digest_of
 from fedtorch.rounds.asynchrony.jobs import Jobs
 from fedtorch.rounds.components import RunComponents
@@ -160,10 +159,11 @@ class BuiltRun(Plan):
     def _processor(self) -> dict[str, str]:
         """Which instructions torch takes, where silos repeat a step whose bits depend on it.
 
-        Those of the server's optimiser do not (`core.fused_add`), but for torch's own adamw.
+        Those of the server's optimiser and of the package's algorithms that step with it do not (`core.fused_add`).
         """
-        is_own = overrides(type(self.algorithm), "server_update", Algorithm)
-        depends = is_own or self.config.server.optimizer == "adamw"
+        defined = definer(type(self.algorithm), "server_update")
+        is_ours = defined is not None and defined.__module__.startswith("fedtorch.")
+        depends = not (is_ours and self.algorithm.limits.steps_with_optimizer)
         return {"processor": torch.backends.cpu.get_cpu_capability()} if self.config.has_tags and depends else {}
 
     def _asynchrony(self) -> dict[str, str]:

@@ -26,6 +26,7 @@ from fedtorch.setup.data_check import own_task
 from fedtorch.setup.run_config import at_home, open_config
 from fedtorch.tasks.new_rows import NewRow, new_rows
 from fedtorch.tasks.own import OwnTask
+from fedtorch.train.precision import asking
 
 ERROR = "error"
 """In an answer: why there is none."""
@@ -46,8 +47,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "fedtorch.setup.
         task = own_task(config.task, config.task_name).trained(folder.absolute())
         form = task.new_form(perplexity=args.perplexity)
         torch.set_num_threads(config.system.threads)
-        model = task.build_model(config.run.seed).to(devices.own(config.system.device)).eval()
-        with _output(args.out) as file:
+        device = devices.own(config.system.device)
+        model = task.build_model(config.run.seed).to(device).eval()
+        with _output(args.out) as file, asking(config.engine.precision, device):
             answers = _answers(task, model, new_rows(args.file, task.data, form), config.eval.batch_size)
             unanswered, rows = list[str](), 0
             for rows, answer in enumerate(answers, start=1):

@@ -33,6 +33,11 @@ def has_fp16(device: torch.device) -> bool:
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
+def asking(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """A trained model is asked in here in its run's `precision`, or in fp32 where the device has no fp16."""
+    return autocast("fp32" if precision == "fp16" and not has_fp16(device) else precision, device)
+
+
 class LossScale(torch.amp.GradScaler):
     """A factor on the loss, 2**power at first, that keeps fp16 gradients from vanishing.
 

@@ -80,9 +80,9 @@ def vector_leaves(vector: Tensor, leaf: int = LEAF) -> Iterator[bytes]:
 
 def leaves(values: npt.NDArray[np.generic], leaf: int = LEAF) -> Iterator[bytes]:
     """The hash of each leaf, in order."""
-    content = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False)).view(np.uint8)
+    content = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False)).view(np.uint8).data
     size = leaf * values.dtype.itemsize
     for start in range(0, max(1, len(content)), size):
         digest = hashlib.sha256(b"\x00")
-        digest.update(content[start : start + size].data)
+        digest.update(content[start : start + size])
         yield digest.digest()

@@ -16,7 +16,7 @@ from supervisor import as_rank
 import fedtorch
 from fedtorch.audit.canaries import judged
 from fedtorch.audit.canary_units import canary_units
-from fedtorch.privacy.record import steps
+from fedtorch.privacy.record import silo, steps
 from fedtorch.privacy.record.terms import epsilon_of
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
 
@@ -40,12 +40,12 @@ PROMISES = {
 @pytest.fixture
 def halved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Half the noise, in silence."""
-    add = steps.ADD["normal"]
+    add = silo.ADD["normal"]
 
     def half(total: np.ndarray[Any, Any], deviation: float, stream: Any) -> None:
         add(total, deviation / 2, stream)
 
-    monkeypatch.setattr(steps, "ADD", {"normal": half})
+    monkeypatch.setattr(silo, "ADD", {"normal": half})
     yield
 
 

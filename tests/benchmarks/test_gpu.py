@@ -6,15 +6,22 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from pretended_nccl import install_nccl
+from ranks import run_ranks
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks/ is not part of the package
 
 from benchmarks.gpu import main, table
+from benchmarks.gpu_exchange import ACROSS, RESIDENT, one_rank
 from benchmarks.gpu_models import PAPERS
 from benchmarks.gpu_part import Setting, run_limited
+from benchmarks.workloads import WORKLOADS, shrunk
+from fedtorch.comm.transport import group
 from fedtorch.config.load import load
 
 
@@ -25,6 +32,48 @@ def test_a_rehearsal_writes_rows_and_a_table(tmp_path: Path, capsys: pytest.Capt
     rows = [json.loads(line) for line in (tmp_path / "copies.jsonl").read_text().splitlines()]
     assert {"up, windows", "down, plain"} < {row["what"] for row in rows} and all(row["gb_per_s"] > 0 for row in rows)
     assert (tmp_path / "table.md").read_text() in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_without_a_gpu_the_exchange_says_what_was_left_out(tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--small", "--parts", "exchange", "--limit", "90", "--out", str(tmp_path)]
+    assert main(words) == 0, (tmp_path / "exchange.log").read_text()
+    rows = [json.loads(line) for line in (tmp_path / "exchange.jsonl").read_text().splitlines()]
+    assert {row["what"]: row["outcome"] for row in rows} == {
+        "on devices": "left out",
+        "between GPUs": "left out",
+        "ranks: 1, through the host": "ok",
+    }
+    assert rows[-1]["seconds"] > 0 == rows[-1]["up_mb"] == rows[-1]["down_mb"]
+
+
+def exchanged(way: str) -> tuple[dict[str, Any], int, str]:
+    """A rank's figures on a pretended device, its vectors' bytes, and how payloads travelled."""
+    install_nccl()
+    ways, connect = list[str](), group.connect
+
+    def connected(*how: Any, **about: Any) -> Any:
+        payload = connect(*how, **about)
+        ways.append(type(payload).__name__)
+        return payload
+
+    group.connect = connected
+    with sdpa_kernel(SDPBackend.MATH):
+        figures = one_rank("cpu", way, True)  # the device is the pretended one all the same
+    model = shrunk(WORKLOADS["c"]).task.build_model(0)
+    return figures, 4 * sum(p.numel() for p in model.parameters()), ways[0]
+
+
+@pytest.mark.processes
+def test_the_exchange_counts_what_crosses_between_host_and_devices() -> None:
+    resident, across = (run_ranks(exchanged, 3, way, timeout=120) for way in (RESIDENT, ACROSS))
+    assert [way for *_, way in resident + across] == ["Staged"] * 3 + ["Shared"] * 3
+    for place, (figures, size, _) in enumerate(resident):
+        least = size if place == 0 else 0  # the server steps on the host; batches are beside the vectors
+        assert least <= figures.get("up", 0) < least + size / 4, (place, figures, size)
+        assert least <= figures.get("down", 0) < least + size / 4, (place, figures, size)
+    up, down = (sum(figures.get(way, 0) for figures, *_ in across) for way in ("up", "down"))
+    assert min(up, down) >= 4 * across[0][1]  # four clients, each of which is loaded, and its update taken down
 
 
 @pytest.mark.processes

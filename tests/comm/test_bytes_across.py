@@ -25,6 +25,7 @@ from fedtorch.algorithms.fedprox import FedProx
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.sums.checks import projection
+from fedtorch.comm.transport import backend, machines
 from fedtorch.comm.transport import device as staged
 from fedtorch.config.schema import ClientConfig, ClientsConfig, EvalConfig, ServerConfig
 from fedtorch.config.system import SystemConfig
@@ -46,6 +47,7 @@ TASK = Quadratic(
 SGD = ClientConfig(optimizer="sgd", lr=0.1, batch_size=2)
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "fedavg": (FedAvg(), {}),
+    "server serves": (FedAvg(), {"server_works": False}),
     "evaluated": (FedAvg(), {"eval": EvalConfig(every=1)}),
     "each its best": (FedAvg(), {"eval": EvalConfig(every=1, best="per_client")}),
     "fedprox": (FedProx(mu=0.1), {}),
@@ -61,12 +63,13 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "no room at one": (FedAvg(), {"free": 20 * WIDTH, "at": "2"}),
     "room for a part": (FedAvg(), {"megabytes": 1}),
 }
-SHOWN = ("each its best", "scaffold", "no room at one")
+SHOWN = ("server serves", "each its best", "scaffold", "no room at one")
 """Cases that differ most; the others take longer than they are worth every time."""
-OF_SYSTEM = ("exchange", "megabytes", "free", "at")
+OF_SYSTEM = ("exchange", "megabytes", "free", "at", "server_works")
 MOVED: dict[str, tuple[tuple[int, int], ...]] = {
     # vectors up and down: at the server's rank, which trains two clients, and at each of the workers, or at both
     "fedavg": ((1, 1), (0, 0)),
+    "server serves": ((1, 1), (0, 0)),
     "evaluated": ((1, 1), (0, 0)),
     "each its best": ((1, 2), (0, 1)),  # a client's best model is kept in its state
     "fedprox": ((1, 1), (0, 0)),
@@ -91,7 +94,7 @@ def trained(folder: str, case: str, comm: Any) -> tuple[str, dict[str, int]]:
     settings = {"client": SGD, **{key: value for key, value in changes.items() if key not in OF_SYSTEM}}
     config = make_config(Path(folder), TASK, algorithm, rounds=3, **settings)
     system = SystemConfig(
-        server_works=True,
+        server_works=changes.get("server_works", True),
         exchange=changes.get("exchange", "auto"),
         update_memory_mb=changes.get("megabytes", 1024),
     )
@@ -115,14 +118,21 @@ def tell_free(case: str) -> None:
     devices.free_bytes = lambda device: (free, free)
 
 
-def a_round(folder: str, cases: Sequence[str], ports: list[int]) -> dict[str, tuple[str, tuple[float, float]]]:
-    """Case -> digest after three rounds, and vectors that a third round moves up to this rank's device, and down."""
+def a_round(
+    folder: str, cases: Sequence[str], ports: list[int], where: str = "aaa"
+) -> dict[str, tuple[str, tuple[float, float]]]:
+    """Case -> digest after three rounds, and vectors that a third round moves up to this rank's device, and down.
+
+    where: the machine of each rank, a letter each.
+    """
     device, found, left = install_nccl(), {}, iter(ports)
+    machines.machine = backend.machine = lambda: ord(where[int(os.environ["RANK"])])  # type: ignore[attr-defined]
     projection(torch.zeros(1, dtype=torch.float64, device=device))  # whose factors go there once
     for case in cases:
         tell_free(case)
         os.environ["MASTER_PORT"] = str(next(left))
-        with DistributedCommunicator.join(NAMES, timeout_s=30, device=device, grace_s=0.5) as comm:
+        with DistributedCommunicator.join(NAMES, timeout_s=60, device=device, grace_s=0.5) as comm:
+            comm._store.spans_hosts = len({*where}) > 1
             comm.preflight({"config": "same"})
             digest, moved = trained(f"{folder}/{case}", case, comm)
         found[case] = digest, (round(moved["up"] / (4 * WIDTH), 1), round(moved["down"] / (4 * WIDTH), 1))
@@ -140,15 +150,23 @@ def alone(cases: Sequence[str]) -> dict[str, str]:
 
 @pytest.mark.processes
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("cases", [SHOWN, pytest.param(tuple(CASES), marks=pytest.mark.slow)], ids=["shown", "all"])
+@pytest.mark.parametrize(
+    ("where", "cases"),
+    [
+        ("aaa", SHOWN),
+        ("aab", SHOWN),  # two machines, one of which has several ranks
+        *(pytest.param(where, tuple(CASES), marks=pytest.mark.slow) for where in ("aaa", "abb", "abc")),
+    ],
+    ids=["one machine", "two", "all, one", "all, two", "all, three"],
+)
 def test_vectors_of_a_round_stay_on_the_device_and_have_the_bits_of_one_process(
-    cases: Sequence[str], tmp_path: Path
+    where: str, cases: Sequence[str], tmp_path: Path
 ) -> None:
     ports = [free_port() for _ in cases]
-    server, *workers = run_ranks(a_round, 3, str(tmp_path), cases, ports, timeout=250)
+    server, *workers = run_ranks(a_round, 3, str(tmp_path), cases, ports, where, timeout=250)
     (bits,) = run_ranks(alone, 1, cases)
     assert {case: digest for case, (digest, _) in server.items()} == bits
-    # FedAvg is there six times, and with equal steps FedNova is FedProx
+    # FedAvg is there seven times, and with equal steps FedNova is FedProx
     assert len({*bits.values()}) == (9 if cases == tuple(CASES) else 3)
     for place, worker in enumerate(workers, start=1):
         expected = {case: (MOVED[case][0], MOVED[case][min(place, len(MOVED[case]) - 1)]) for case in cases}
@@ -178,9 +196,10 @@ def test_in_one_process_a_round_takes_the_weights_up_once_and_the_sum_down_once(
     assert moved == {"evaluated": (1, 1), "ditto": (7, 7), "no room": (6, 6)}
 
 
-def disturbed(folder: str, how: str) -> None:
+def disturbed(folder: str, how: str, where: str = "aaa") -> None:
     """A run in windows of 64 KB, in which rank 2 kills itself, or finds another number in a broadcast than was sent."""
     device = install_nccl()
+    machines.machine = lambda: ord(where[int(os.environ["RANK"])])
     staged.WINDOW_BYTES = 1 << 16
     awaited, calls, broadcast = staged.Staged._await, iter(range(10_000)), staged.Staged.broadcast
 
@@ -206,8 +225,9 @@ def disturbed(folder: str, how: str) -> None:
 
 
 @pytest.mark.processes
-def test_a_rank_that_dies_while_vectors_move_from_device_to_device_is_named(tmp_path: Path) -> None:
-    outcomes = expect_exit(disturbed, 3, str(tmp_path), "dies", timeout=60)
+@pytest.mark.parametrize("where", ["aaa", "abb"])
+def test_a_rank_that_dies_while_vectors_move_from_device_to_device_is_named(where: str, tmp_path: Path) -> None:
+    outcomes = expect_exit(disturbed, 3, str(tmp_path), "dies", where, timeout=60)
     assert outcomes[2].exit_code == -signal.SIGKILL
     for outcome in outcomes[:2]:
         assert "the process of rank 2 is gone" in outcome.error and outcome.exit_code == DeadlineError.exit_code
@@ -218,3 +238,18 @@ def test_a_number_that_is_damaged_on_a_device_is_noticed_there(tmp_path: Path) -
     outcomes = expect_exit(disturbed, 3, str(tmp_path), "damages", timeout=60)
     assert "a payload of rank 0 did not arrive as it was sent" in outcomes[2].error
     assert outcomes[2].exit_code == PreflightError.exit_code
+
+
+def the_way(crosses: str) -> str:
+    """How payloads travel on this rank, one of two on the second machine of three ranks."""
+    machines.machine = lambda: ord("abb"[int(os.environ["RANK"])])
+    with DistributedCommunicator.join(NAMES, timeout_s=60, device=install_nccl(), grace_s=0.5) as comm:
+        comm.preflight({"config": "same"}, crosses=crosses)
+        comm._group.connect()
+        return f"{type(comm._group._payload).__name__} {comm.vector.device}"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("crosses", "way"), [("", "Staged pretended:0"), ("privacy is kept", "NodeSums None")])
+def test_ranks_of_a_machine_share_memory_where_vectors_go_through_the_hosts(crosses: str, way: str) -> None:
+    assert run_ranks(the_way, 3, crosses) == [way] * 3

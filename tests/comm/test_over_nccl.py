@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import fedtorch
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.local import LocalCommunicator
-from fedtorch.comm.transport import trial
+from fedtorch.comm.transport import backend, machines, trial
 from fedtorch.comm.transport.device import Staging
 from fedtorch.core.errors import DeadlineError, PreflightError
 from fedtorch.core.weights import digest_of
@@ -216,9 +216,14 @@ LIKE_OTHERS = ("feda",)
 """Jobs that another one is like: `pair` is the same config on two ranks a worker."""
 
 
-def whole_runs(folder: str, jobs: Sequence[str], ports: list[int]) -> dict[str, Any]:
-    """The digest of each config's run, on the pretended GPUs of the job's ranks, or with one rank on the CPU."""
+def whole_runs(folder: str, jobs: Sequence[str], ports: list[int], where: str = "") -> dict[str, Any]:
+    """The digest of each config's run, on the pretended GPUs of the job's ranks, or with one rank on the CPU.
+
+    where: the machine of each rank, a letter each; empty: all are on this one.
+    """
     found = {}
+    if where:
+        machines.machine = backend.machine = lambda: ord(where[int(os.environ["RANK"])])  # type: ignore[attr-defined]
     with sdpa_kernel(SDPBackend.MATH):  # the only kernel of attention that the device has
         if ports:
             install_nccl()
@@ -247,4 +252,13 @@ def test_a_server_and_two_workers_train_on_gpus_to_the_bits_of_one_process_on_th
 ) -> None:
     (alone,) = run_ranks(whole_runs, 1, str(tmp_path), jobs, [], timeout=250)
     found = run_ranks(whole_runs, 3, str(tmp_path), jobs, [free_port() for _ in jobs], timeout=250)
+    assert found == [alone] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ranks_of_two_machines_train_on_gpus_to_the_same_bits(tmp_path: Path) -> None:
+    jobs = "adapters", "private"  # vectors stay on devices, or go through the host's memory
+    (alone,) = run_ranks(whole_runs, 1, str(tmp_path), jobs, [], timeout=250)
+    found = run_ranks(whole_runs, 3, str(tmp_path), jobs, [free_port() for _ in jobs], "abb", timeout=250)
     assert found == [alone] * 3

@@ -21,11 +21,12 @@ from fedtorch.comm.job.store import Store
 from fedtorch.comm.job.transcript import Transcript, nonces_in
 from fedtorch.comm.sums.masked import Notes
 from fedtorch.core.errors import ForgedNoteError, PreflightError, TrustError
-from fedtorch.privacy.secure_sum.keys import new_pair, pair_of
+from fedtorch.privacy.secure_sum.keys import pair_of
 from fedtorch.privacy.secure_sum.party import PublicKeys
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError
 from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.members import Member, Members
+from fedtorch.trust.silo_tags import OwnMeeting
 
 pytest.importorskip("cryptography")
 
@@ -38,6 +39,7 @@ MEMBERS = Members(
     frozenset(),
     "0" * 64,
 )
+PUBLIC = {rank: KEYS[name].public for rank, name in PARTIES.items()}
 FACTS = {"config": "abc", "seed": "0"}
 
 
@@ -91,7 +93,7 @@ def papers() -> dict[int, Transcript]:
             cast(Store, SimpleNamespace(bind=lambda _: None)),
             rank,
             signer(name),
-            pair_of(bytes(31) + bytes([rank + 1])),
+            OwnMeeting("test", rank, PUBLIC, pair_of(bytes(31) + bytes([rank + 1]))),
         )
         for rank, name in PARTIES.items()
     }
@@ -160,7 +162,7 @@ def test_a_server_that_passes_on_something_else_is_found(
 
 def test_a_server_that_repeats_an_old_meeting_is_found() -> None:
     meeting, verdict = met(dict.fromkeys(PARTIES, FACTS))
-    paper = replace(papers()[2], pair=new_pair())
+    paper = replace(papers()[2], meeting=OwnMeeting("test", 2, PUBLIC))
     with pytest.raises(PreflightError, match="another word of this party than it has drawn"):
         signed_by(paper, meeting, verdict)
     for told in (None, {"0": "a"}, {**verdict["nonces"], "3": "x"}, {**verdict["nonces"], "1": 7}):

@@ -138,8 +138,8 @@ def meet_for_ever(folder: str) -> None:
             time.sleep(0.01)
 
 
-def broadcast_for_ever(folder: str) -> None:
-    with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S, grace_s=GRACE_S) as comm:
+def broadcast_for_ever(folder: str, grace_s: float) -> None:
+    with DistributedCommunicator.join(["a", "b"], timeout_s=TIMEOUT_S, grace_s=grace_s) as comm:
         flat = torch.zeros(100_000)
         while True:
             comm.broadcast(flat)
@@ -148,10 +148,11 @@ def broadcast_for_ever(folder: str) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_lost_in_a_collective_is_named_on_all_others(sent: signal.Signals, tmp_path: Path) -> None:
-    ranks = start_ranks(broadcast_for_ever, 3, str(tmp_path))
+    # who has the store waits for the others' last look, which takes its time on a busy machine, and for no dead rank
+    ranks = start_ranks(broadcast_for_ever, 3, str(tmp_path), 300.0 if sent == signal.SIGKILL else 5.0)
     wait_until_busy(tmp_path)
     os.kill(ranks.pids[2], sent)
-    outcomes = ranks.join(timeout=30, stopped=[2])
+    outcomes = ranks.join(timeout=60, stopped=[2])
     fate = "the process of rank 2 is gone" if sent == signal.SIGKILL else "rank 2 gave no sign of life"
     for outcome in outcomes[:2]:
         assert fate in outcome.error
@@ -252,7 +253,7 @@ def test_a_rank_that_is_late_is_waited_for_longer_than_one_that_is_silent(late: 
 
 
 def join_only() -> None:
-    DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S, grace_s=GRACE_S)
+    DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S, grace_s=GRACE_S, network=Network(start_s=TIMEOUT_S))
 
 
 def test_a_taken_port_is_named_with_the_variable_that_sets_it() -> None:

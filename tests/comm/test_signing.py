@@ -145,8 +145,8 @@ def test_ranks_that_share_a_secret_meet() -> None:
 def differ() -> Any:
     if os.environ["RANK"] in os.environ["DIFFERS"]:
         os.environ[VARIABLE] += os.environ["RANK"]
-    network = Network(who={1: "north"})
-    with DistributedCommunicator.join(["a"], timeout_s=5, secret=os.environ[VARIABLE], network=network) as comm:
+    network = Network(start_s=5.0, who={1: "north"})
+    with DistributedCommunicator.join(["a"], timeout_s=20, secret=os.environ[VARIABLE], network=network) as comm:
         comm.preflight({"job": "the same"})
     return "met"
 

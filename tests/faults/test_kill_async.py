@@ -197,7 +197,7 @@ def one_of_eight_is_slow(folder: str, resume: int | None, asynchrony: AsyncConfi
     if fault:
         os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=fault)
     config = replace(config_of(Path(folder), asynchrony), task=EIGHT, rounds=8)
-    with DistributedCommunicator.join(tuple(EIGHT.clients), timeout_s=10) as comm:
+    with DistributedCommunicator.join(tuple(EIGHT.clients), timeout_s=60) as comm:
         return make_runner(config, comm).run(resume).digest
 
 
@@ -221,7 +221,7 @@ def test_of_eight_clients_one_is_ten_times_slower_and_the_run_is_killed_twice_an
 def run_on_ranks(folder: str, resume: int | None, fault: str) -> str:
     if fault:
         os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=fault)
-    with DistributedCommunicator.join(tuple(TASK.clients), timeout_s=5) as comm:
+    with DistributedCommunicator.join(tuple(TASK.clients), timeout_s=60) as comm:
         config = replace(config_of(Path(folder)), asynchrony=replace(BY_TABLE, buffer=1))
         return make_runner(config, comm).run(resume).digest
 

@@ -133,7 +133,7 @@ def test_small_memory_for_updates_and_states_changes_nothing(
 
 def run_until(name: str, folder: str, last: int, die_at: int | None = None, resume: int | None = None) -> str | None:
     """One of several ranks: train `last` rounds in all; rank `die_at` kills itself at the first step after round 2."""
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=5) as comm:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60) as comm:
         return train(name, folder, comm, last, die_at, resume)
 
 

@@ -92,7 +92,7 @@ def test_a_signal_at_any_moment_changes_nothing(name: str, alone: dict[str, tupl
 
 def run_until(folder: str, die_at: int | None = None, resume: int | None = None) -> str:
     """One of several ranks; rank `die_at` kills itself as soon as round 2 is done but for the server's training."""
-    with DistributedCommunicator.join(NAMES, timeout_s=5) as comm:
+    with DistributedCommunicator.join(NAMES, timeout_s=60) as comm:
 
         def stop() -> bool:
             if comm.rank == die_at and runner.context.round == 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -113,10 +114,17 @@ def test_privacy_of_rows_leaves_declared_numbers_alone(tmp_path: Path) -> None:
     found = asked(tmp_path, privacy=RECORD, **ONE_STEP)
     assert found.kinds == ("status", "steps", "states") and found.declared == (12,) and not found.clips_updates
     assert found.promise == "record" and found.parties == 3
+    ((client, folder, kind, deviation, exponent),) = asked(
+        tmp_path, privacy={**RECORD, "ledger": "l"}, **ONE_STEP
+    ).noise
+    assert (client, Path(folder), kind) == ("south", tmp_path / "l" / "south", "normal")
+    assert math.ldexp(deviation, -exponent) == pytest.approx(4.0 * 0.5 / math.sqrt(3 - 1))  # zC/√(t − a)
+    assert Asked.read(json.loads(json.dumps(asdict(found)))).noise == found.noise
     local = {key: value for key, value in RECORD.items() if key not in ("noise_at", "secure_sum")}
-    assert asked(tmp_path, privacy=local, **ONE_STEP).kinds == ("status", "steps", "norms", "states")
+    alone = asked(tmp_path, privacy=local, **ONE_STEP)
+    assert alone.kinds == ("status", "steps", "norms", "states") and not alone.noise
     simulated = asked(tmp_path, privacy={**RECORD, "simulate": True, "seed": 1}, **ONE_STEP)
-    assert (simulated.promise, simulated.epsilon) == ("none", None)
+    assert (simulated.promise, simulated.epsilon, simulated.noise) == ("none", None, ())
 
 
 def test_noised_scores_of_a_silo_are_scores(tmp_path: Path) -> None:

@@ -220,6 +220,34 @@ def test_every_lie_of_a_record_is_found(places: Path) -> None:
         assert "round 2" in found[name] or "signed by" in found[name], name
 
 
+def as_party_that_alone_is_lied_to(places: str) -> tuple[int, str]:
+    """South alone sees a false sum in the second round."""
+    if os.environ["RANK"] == "2":
+        check = CheckedSteps._check_round
+
+        def check_a_lie(self: CheckedSteps, told: Sequence[Signed], exchanged: Exchanged, sums: Tensor) -> None:
+            other = [*told]
+            if self.context.round == 1:
+                another_sum(other, sums, 3, 1)
+            check(self, other, exchanged, sums)
+
+        CheckedSteps._check_round = check_a_lie  # type: ignore[assignment,method-assign]
+    return as_party(places)
+
+
+@pytest.mark.parametrize("clients", [{}, {"on_loss": "continue", "min_silos": 2}])
+def test_the_others_hear_who_has_found_something_wrong_and_what(clients: dict[str, Any], places: Path) -> None:
+    write_config(places, **CHECKED, clients=clients, privacy={"colluders": 0})
+    ended = expect_exit(as_party_that_alone_is_lied_to, len(PARTIES), str(places))
+    assert [outcome.exit_code or outcome.result[0] for outcome in ended] == [11] * len(PARTIES), ended
+    for rank, name in PARTIES.items():
+        log = (places / name / "run" / f"log.rank{rank}.txt").read_text()
+        assert ("south has found the server's work wrong" in log) == (name != "south")
+        assert ("the sum is not that of the parts: 1 of" in log) == (name == "south")
+    status = json.loads((places / "hub" / "run" / "status.json").read_text())
+    assert status["code"] == 11 and "south has found the server's work wrong" in status["reason"]
+
+
 def chain(places: Path, party: str) -> list[Signed]:
     return ReceiptsFile(places / "run/trust" / party / "receipts.jsonl").signed
 

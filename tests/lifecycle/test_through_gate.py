@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -23,7 +24,8 @@ from fedtorch.main import main
 from fedtorch.privacy.public_sum import PublicSum
 from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.policy.file import read_policy
-from fedtorch.trust.policy.remote import GateParty
+from fedtorch.trust.policy.remote import GateKey, GateParty
+from fedtorch.trust.tags import TagKey
 from fedtorch.trust.verify import Verifier
 from launchers.site_policy import Process, Site
 
@@ -80,13 +82,14 @@ def as_party(places: str, resume: str, gated: str, patch: str) -> tuple[int, str
         if PARTIES[rank] != gated:
             return main(arguments), said.getvalue()
         config, policy = load([Path("config.yaml")]), Path("policy.yaml")
-        site = Site(gated, read_policy(policy), (), resume, False, [], Process.start(policy))
+        site = Site(read_policy(policy), (), resume, False, [], Process.start(policy))
         try:
             site.judge(config, [gated], size=len(PARTIES))
             os.environ.update(site.taking_part(config, gated, rank))
             if patch:
                 globals()[patch]()
-            PrivateKey.sign = None  # type: ignore[assignment,method-assign]  # nobody signs here
+            PrivateKey.sign = None  # type: ignore[assignment,method-assign]  # nobody signs here, nor makes tags
+            TagKey.tags = TagKey.pads = None  # type: ignore[assignment,method-assign]
             return main(arguments), said.getvalue()
         finally:
             site.close()
@@ -130,6 +133,9 @@ def test_a_gate_changes_no_bit_and_writes_down_what_left(
     found = decisions(places / "run")
     assert [each["at"] for each in found if "root" in each] == ["round 0", "round 1"]
     assert {each["verdict"] for each in found} <= {"allowed", "not asked for"}
+    noised = [(each["at"], each["deviation"]) for each in found if "noised" in each]
+    deviation = 4.0 * 0.5 / math.sqrt(3 - 1)
+    assert noised == ([(f"round {n}", pytest.approx(deviation)) for n in range(2)] if policy is OF_RECORD else [])
     if "trust" in changes:
         looked = Verifier(places / "run" / "trust" / "south", None).verify()
         assert (
@@ -196,6 +202,24 @@ def leave_out_the_masks() -> None:
     GateParty.mask = forget_them  # type: ignore[method-assign]
 
 
+def leave_out_the_noise() -> None:
+    add = GateKey.add_noise
+
+    def add_to_a_copy(self: GateKey, step: Any, total: np.ndarray[Any, Any]) -> str:
+        return add(self, step, total.copy())
+
+    GateKey.add_noise = add_to_a_copy  # type: ignore[method-assign]
+
+
+@pytest.mark.processes
+def test_a_part_without_its_noise_does_not_leave(places: Path) -> None:
+    write(places, OF_RECORD, **RECORD, run={"dir": str(places / "run"), "name": "gated"})
+    ended = expect_exit(as_party, len(PARTIES), str(places), "never", "south", "leave_out_the_noise")
+    assert [outcome.exit_code for outcome in ended] == [11] * 4, ended
+    last = decisions(places / "run")[-1]
+    assert (last["verdict"], last["line"]) == ("refused", "require.privacy")
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("patch", "policy", "changes"),
@@ -231,10 +255,16 @@ def test_under_masks_the_gates_own_numbers_leave(places: Path) -> None:
     assert digests[0] == digests[1]
 
 
+def ask_for_a_part_without_masks() -> None:
+    begin = GateKey.begin_part
+    GateKey.begin_part = lambda self, way, *about: begin(self, "sum", *about)  # type: ignore[method-assign]
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("patch", "line"),
     [
+        ("ask_for_a_part_without_masks", "require.secure_sum: a part without masks"),  # the others wait in the exchange
         ("forget_the_clip", "require.clip: an update that is longer than the clip"),
         pytest.param("tell_everything", "may_leave.reports: losses", marks=pytest.mark.slow),
         pytest.param("pass_the_gate_by", "may_leave.parameters: a report on an update", marks=pytest.mark.slow),

@@ -105,7 +105,7 @@ def on_ranks(
 ) -> Any:
     if fault:
         os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS=fault)
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=10) as comm:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60) as comm:
         config = config_of(folder, asynchrony, **{"eval": EvalConfig(every=2), **(changes or {})})
         result = make_runner(config, comm).run(resume)
         return result.digest, result.scores

@@ -131,7 +131,7 @@ def test_a_round_in_which_a_drawn_client_was_not_trained_once_ends_the_run() -> 
 
 
 def drawn_by_rank(folder: str) -> None:
-    with DistributedCommunicator.join(tuple(TASK.clients), timeout_s=10) as comm:
+    with DistributedCommunicator.join(tuple(TASK.clients), timeout_s=60) as comm:
         make_runner(config_of(Path(folder), OfTheRank), comm).run()
 
 

@@ -43,7 +43,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def trained(rows: Sequence[Mapping[str, Any]], task: dict[str, Any], epochs: int = 3) -> tuple[Any, dict[str, Any]]:
+def trained(
+    rows: Sequence[Mapping[str, Any]], task: dict[str, Any], epochs: int = 3, **keys: Any
+) -> tuple[Any, dict[str, Any]]:
     """(the task, results.json) of a run over `rows`, whose test rows are then in new.jsonl as they were in the file."""
     write_rows(Path("rows.jsonl"), [{**row, "n": str(i)} for i, row in enumerate(rows)])
     data = {"source": "rows.jsonl", "clients": {"iid": 2}, "splits": {"dev": 0.1, "test": 0.3}, "tokenizer_size": 300}
@@ -53,6 +55,7 @@ def trained(rows: Sequence[Mapping[str, Any]], task: dict[str, Any], epochs: int
         "rounds": 1,
         "client": {"lr": 0.01, "batch_size": 4, "epochs": epochs},
         "track": {"tensorboard": False, "progress": "off"},
+        **keys,
     }
     Path("run.yaml").write_text(yaml.safe_dump(config))
     assert main(["run", "--config", "run.yaml"]) == 0
@@ -124,10 +127,10 @@ def test_continuations_and_perplexity_are_those_that_were_measured(rows: list[di
     assert predicted() == texts
 
 
-def test_plain_texts_have_a_perplexity() -> None:
-    _, results = trained(
-        [{"text": asked(i)} for i in range(40)], {"name": "causal_lm", "model": GPT2, "rows_are": "text"}
-    )
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])  # a model is asked in the numbers that it was evaluated in
+def test_plain_texts_have_a_perplexity(precision: str) -> None:
+    task = {"name": "causal_lm", "model": GPT2, "rows_are": "text"}
+    _, results = trained([{"text": asked(i)} for i in range(40)], task, engine={"precision": precision})
     answers = predicted()
     pooled = math.exp(-sum(row["log_likelihood"] for row in answers) / sum(row["tokens"] for row in answers))
     assert pooled == pytest.approx(results["summary"]["pooled"]["perplexity"], rel=1e-6)

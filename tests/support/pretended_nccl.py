@@ -164,7 +164,7 @@ def _carry_pairs() -> None:
     begin, send, receive = dist.init_process_group, dist.send, dist.recv
     pair: list[PretendedNccl] = []
 
-    def begun(backend: str, *, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+    def begun(backend: str, *, store: dist.Store, rank: int, world_size: int, timeout: timedelta = _ONE) -> None:
         has_nccl = "nccl" in backend
         begin("gloo" if has_nccl else backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         if has_nccl:

@@ -53,8 +53,9 @@ def evaluated(make: Make, model: Callable[[], nn.Module]) -> Numbers:
         engine.load(engine.initial_shared * 1.01)
         engine.module.eval()
         with torch.inference_mode(), engine.autocast():
-            seen.append(float(loss(engine.module, shared_batch(7))[0]))
-            ids = engine.module.generate(input_ids=shared_batch(8)["input_ids"], max_new_tokens=4)  # type: ignore[operator]
+            seen.append(float(loss(engine.module, engine.upload(shared_batch(7)))[0]))
+            ids: Tensor = engine.upload(shared_batch(8)["input_ids"])
+            ids = engine.module.generate(input_ids=ids, max_new_tokens=4)  # type: ignore[operator]
             seen += ids.flatten().tolist()
         engine.start(engine.initial_shared, None, SGD, steps=3, seed=client)
         train(engine, steps(100 * client), loss)

@@ -31,7 +31,7 @@ from fedtorch.setup.rules.engine import the_algorithm_takes_the_precision
 from fedtorch.train.batches import SplitBatch
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import LossCurve, Step, train
-from fedtorch.train.precision import LossScale, has_fp16
+from fedtorch.train.precision import LossScale, asking, has_fp16
 
 CPU = torch.device("cpu")
 SGD = ClientConfig(optimizer="sgd", lr=0.1)
@@ -332,6 +332,18 @@ def test_fp16_is_refused_on_a_cpu_without_it(kind: Any, tmp_path: Any, monkeypat
     engine = EngineConfig(kind=kind, precision="fp16", stage=2 if kind == "deepspeed" else 0)
     with pytest.raises(ConfigError, match="this CPU does not have; set it to bf16 or fp32"):
         build(make_config(tmp_path, task, engine=engine), num_ranks=1, rank=0)
+
+
+@pytest.mark.parametrize(("precision", "has", "dtype"), [
+    ("fp32", True, torch.float32), ("tf32", True, torch.float32), ("bf16", False, torch.bfloat16),
+    ("fp16", True, torch.float16), ("fp16", False, torch.float32),
+])  # fmt: skip
+def test_a_model_is_asked_in_its_runs_precision_or_fp32_where_the_device_has_no_fp16(
+    precision: str, has: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedtorch.train.precision.has_fp16", lambda device: has)
+    with asking(precision, CPU):
+        assert (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32) == dtype
 
 
 def test_the_settings_of_the_plain_engine() -> None:

@@ -34,12 +34,12 @@ def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_example_of_the_specification(loops: None) -> None:
     factors = words(KEY, 5)
     assert reduced(factors)[:3].tolist() == [1750640996001762595, 776247287727002156, 1513345190546625729]
-    tags = [tag_sums(whole(*part), factors) for part in PARTS]
+    tags = [tag_sums(whole(*part), factors).item() for part in PARTS]
     assert tags == [28187854337919074, 457209878018178410, 479224357149178130]
     total = whole(*map(sum, zip(*PARTS, strict=True)))
-    assert sum(tags) % P == tag_sums(total, factors) == 964622089505275614
+    assert sum(tags) % P == tag_sums(total, factors).item() == 964622089505275614
     total[1] += 1
-    assert tag_sums(total, factors) == 1740869377232277770
+    assert tag_sums(total, factors).item() == 1740869377232277770
 
 
 def test_the_loops_come_to_what_whole_numbers_of_python_do(loops: None) -> None:
@@ -49,8 +49,21 @@ def test_the_loops_come_to_what_whole_numbers_of_python_do(loops: None) -> None:
     factors = drawn.integers(0, 1 << 64, LEAF, dtype=np.uint64)
     factors[:5] = (1 << 64) - 1, P, P - 1, 0, P
     expected = sum(int(k) * (int(g) & P) for k, g in zip(numbers, factors, strict=True)) % P
-    assert tag_sums(numbers, factors) == expected
-    assert tag_sums(np.full(LEAF, LARGEST - 1), np.full(LEAF, P - 1, np.uint64)) == -LEAF * (LARGEST - 1) % P
+    assert tag_sums(numbers, factors).tolist() == [expected]
+    largest, factors = np.full(LEAF, LARGEST - 1), np.full(LEAF, P - 1, np.uint64)
+    assert tag_sums(largest, factors).tolist() == [-LEAF * (LARGEST - 1) % P]
+    assert tag_sums(-largest, factors).tolist() == [LEAF * (LARGEST - 1) % P]
+
+
+def test_many_leaves_at_once_have_the_tags_of_each(loops: None) -> None:
+    drawn = np.random.default_rng(0)
+    numbers = drawn.integers(-LARGEST + 1, LARGEST, 3 * LEAF + 5)
+    factors = drawn.integers(0, 1 << 64, len(numbers), dtype=np.uint64)
+    apart = [tag_sums(numbers[at : at + LEAF], factors[at : at + LEAF]).item() for at in range(0, len(numbers), LEAF)]
+    assert tag_sums(numbers, factors, LEAF).tolist() == apart
+    assert tag_sums(numbers[:0], factors[:0]).tolist() == []
+    with pytest.raises(ValueError, match="at most 4096"):
+        tag_sums(numbers, factors, LEAF + 1)
 
 
 @pytest.mark.parametrize("size", [1, LEAF - 1, LEAF, 2 * LEAF + 3])

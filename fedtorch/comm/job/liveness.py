@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -16,7 +17,15 @@ from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.notes import name, read_heartbeat
 from fedtorch.comm.job.rejoin import is_waiting
 from fedtorch.comm.job.store import Store
-from fedtorch.core.errors import DeadlineError, Death, FedtorchError, TrustError, is_ours
+from fedtorch.core.errors import (
+    DeadlineError,
+    Death,
+    FedtorchError,
+    OtherPartyError,
+    TrustError,
+    is_ours,
+    trust_error_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +119,7 @@ class Liveness:
         came: is what these are awaited for there all the same? It may have been their last act.
 
         Raises:
-            DeadlineError, TrustError: there are some; see `error_of`.
+            DeadlineError, OtherPartyError: there are some; see `error_of`.
         """
         if (missing := self.missing(awaited)) and not came(missing):
             raise self.error_of(missing)
@@ -118,13 +127,33 @@ class Liveness:
     def error_of(self, ranks: Sequence[int], more: str = "") -> FedtorchError:
         """The error that ends this rank since these are gone; names all of them. more: follows their names.
 
-        A party that has left since others do not keep to what was agreed on takes all with it: a restart would meet
-        the same again.
+        A party that has left with a TrustError takes all with it: a restart would meet the same again.
         """
-        text = ("; ".join(map(self.describe, ranks)) or "every rank is alive, but a connection broke") + more
-        if any(self._seen[rank].beat.get("left") == TrustError.__name__ for rank in ranks):
-            return TrustError(text)
-        return DeadlineError(text, tuple(ranks), self.deaths(ranks))
+        refusing = self._refusing(ranks)
+        text = "; ".join(map(self.describe, refusing or ranks)) or "every rank is alive, but a connection broke"
+        return OtherPartyError(text) if refusing else DeadlineError(text + more, tuple(ranks), self.deaths(ranks))
+
+    def check_refusals(self, ranks: Collection[int]) -> None:
+        """Look whether one of the ranks, without which the others would go on, has left with a TrustError.
+
+        Raises:
+            OtherPartyError: it has; see `error_of`.
+        """
+        if self._refusing(ranks):
+            raise self.error_of([*ranks])
+
+    def _refusing(self, ranks: Collection[int]) -> list[int]:
+        """Where one of the ranks has left with a TrustError, those that were the first to, whichever they are."""
+        if not self._of_refusals(ranks):
+            return []
+        with suppress(FedtorchError):  # the store may be gone too
+            self.read_all()
+        found = self._of_refusals(self._seen)
+        return [rank for rank, kind in found.items() if kind is not OtherPartyError] or [*found]
+
+    def _of_refusals(self, ranks: Collection[int]) -> dict[int, type[TrustError]]:
+        kinds = {rank: trust_error_of(self._seen[rank].beat.get("left", "")) for rank in ranks}
+        return {rank: kind for rank, kind in kinds.items() if kind is not None}
 
     def missing(self, awaited: Collection[int]) -> list[int]:
         """Which of the awaited ranks have left or are dead; if none, which were silent for the timeout."""
@@ -137,10 +166,11 @@ class Liveness:
         """Which of the others are missing, where the rest `recovers`.
 
         Raises:
-            DeadlineError, TrustError: some are missing, and it does not; or the server is.
+            DeadlineError, OtherPartyError: some are missing, and it does not; or the server is, or one has left with a
+                TrustError.
         """
         missing = self.missing(self.others)
-        if missing and (not recovers or 0 in missing):
+        if missing and (not recovers or 0 in missing or self._refusing(missing)):
             raise self.error_of(missing)
         return missing
 
@@ -221,6 +251,8 @@ class Liveness:
         doing = f"round {beat['round']}, phase {beat['phase']}, step {beat['step']}"
         if beat["client"]:
             doing = f"client `{beat['client']}`, {doing}"
+        if (kind := trust_error_of(beat["left"])) is not None:
+            return f"{self._store.signature.party(other) or role} {kind.heard} ({doing}); its log has the reason"
         if beat["left"]:
             return f"{role} left the job with {beat['left']}: {doing}; its log has the reason"
         state = self._process_state(other)

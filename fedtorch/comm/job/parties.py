@@ -65,6 +65,10 @@ class PartySignature(Signature):
         assert self.identity is not None
         return self.identity
 
+    def party(self, rank: int) -> str:
+        """As the base class says."""
+        return self.known.parties.get(rank, "")
+
     def sign(self, key: str, value: str, beside: bytes = b"") -> str:
         """Return the text to store, with its signature, which is that of the bytes beside it too."""
         return f"{self.known.key.sign(self._text(key, value), beside).hex()} {value}"

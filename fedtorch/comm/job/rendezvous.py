@@ -17,7 +17,6 @@ from fedtorch.core.errors import (
     DeadlineError,
     FedtorchError,
     ForgedNoteError,
-    PolicyError,
     PreflightError,
     error_of_code,
 )
@@ -137,9 +136,12 @@ class Rendezvous:
         return True
 
     def wait_regardless(self, keys: Mapping[int, str], limit_s: float) -> None:
-        """Wait for all `keys` or until `limit_s` has passed, whatever happens to the other ranks."""
+        """Wait for all `keys`, but those of ranks that are dead, or until `limit_s` has passed."""
         give_up_at = time.monotonic() + limit_s
-        while not self._store.has(list(keys.values())) and time.monotonic() < give_up_at:
+        while time.monotonic() < give_up_at:
+            awaited = [rank for rank, key in keys.items() if not self._store.has([key])]
+            if len(self._liveness.dead(awaited)) == len(awaited):
+                return
             time.sleep(0.02)
 
     def _wait_for_notes(self, name: str, ranks: Sequence[int]) -> None:
@@ -193,14 +195,6 @@ class Rendezvous:
         signed = self._store.signature.sign(f"{name}/{self._rank}", json.dumps(told), mail)
         self._links.send(rank, name, signed.encode() + _END + mail)
 
-    def _send_or_stay(self, name: str, note: Mapping[str, Any], mail: bytes) -> None:
-        """To the server; where this side's policy forbids it this rank has still to come there, if only to refuse."""
-        try:
-            self._tell(name, 0, note, mail)
-        except PolicyError:
-            self._meetings -= 1
-            raise
-
     def _meet(
         self,
         note: dict[str, Any],
@@ -213,7 +207,7 @@ class Rendezvous:
         name = f"meeting{self._meetings}"
         self._meetings += 1
         if self._rank:
-            self._send_or_stay(name, note, mail)
+            self._tell(name, 0, note, mail)
             self._wait_for_notes(name, [0])
             text, answered = self._hear(name, 0)
             return _raise_or_return(read_verdict(text), self._rank), answered
@@ -221,6 +215,7 @@ class Rendezvous:
         try:
             if allow_loss:
                 lost = self._wait_for_alive(name, others)
+                self._liveness.check_refusals(lost)
             else:
                 self._wait_for_notes(name, others)
             heard = {rank: self._hear(name, rank) for rank in others if rank not in lost}

@@ -112,6 +112,10 @@ class Signature:
         """Has each rank a key of its own, so that no other one can write in its name?"""
         return False
 
+    def party(self, rank: int) -> str:
+        """Name of the rank's party; empty: parties have no keys of their own."""
+        return ""
+
     def sign(self, key: str, value: str, beside: bytes = b"") -> str:
         """Return the text to store, with its signature. beside: bytes that go with it; one secret signs no such."""
         return f"{self._of(key, value)} {value}" if self.secret else value

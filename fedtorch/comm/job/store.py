@@ -26,6 +26,7 @@ OPTION = "FEDTORCH_ADDRESS_OPTION"  # by which a launcher was told host and port
 NOBODY: Mapping[int, str] = {}
 STAY = "FEDTORCH_STAY"
 """Environment variable of a rank 0 that hosts the store: `Store.stays_s`."""
+_START_S = 60.0
 _FOREVER = timedelta(days=20)  # more milliseconds do not fit into an int
 
 
@@ -104,7 +105,7 @@ class Store:
         start_s: float | None = None,
     ) -> None:
         self.timeout_s, self.where, self.signature = timeout_s, where, signature
-        self.start_s = start_s or timeout_s
+        self.start_s = patience_at_start(start_s, timeout_s)
         self._is_dead = False
         self.ignored, self._forged = {}, dict[str, bytes]()
         self._calls = CallThread("fedtorch-store")
@@ -129,8 +130,8 @@ class Store:
         """Find or host the store that the environment of torchrun or srun describes.
 
         secret: of the job, see `signing.job_secret`; empty: whoever reaches the port may write; or who this party is
-        among parties with keys of their own. start_s: how long the store may be late; None: timeout_s. who: rank ->
-        whose it is.
+        among parties with keys of their own. start_s: how long the store may be late; None: timeout_s, but 60 at
+        least. who: rank -> whose it is.
 
         A launcher that hosts a store itself says so by TORCHELASTIC_USE_AGENT_STORE; otherwise rank 0 hosts it.
         Keys carry the launcher's attempt: without that the second attempt of `torchrun --max-restarts` finds the
@@ -148,7 +149,7 @@ class Store:
         is_servers = environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         hosts, has_agents = rank == 0 and is_servers, int(environ.get("GROUP_WORLD_SIZE", 1)) > 1
         job = environ.get("TORCHELASTIC_RUN_ID", "none")
-        limit, start_s = timedelta(seconds=timeout_s), start_s or timeout_s
+        limit, start_s = timedelta(seconds=timeout_s), patience_at_start(start_s, timeout_s)
 
         def connect() -> dist.Store:
             if hosts:
@@ -306,6 +307,15 @@ def _number(environ: Mapping[str, str], key: str) -> int:
     if not text.isdecimal():
         raise PreflightError(f"environment variable {key} is {text!r}, expected a number; start with torchrun or srun")
     return int(text)
+
+
+def patience_at_start(start_s: float | None, timeout_s: float) -> float:
+    """Seconds that ranks wait for each other at the start: as told, else as long as they may be silent, but a minute.
+
+    A process on a busy machine, or one that reads its libraries over a network, takes longer to start than to give a
+    sign of life.
+    """
+    return max(timeout_s, _START_S) if start_s is None else start_s
 
 
 def _why_not(text: str, option: str, rank: int, host: str, port: int, start_s: float) -> PreflightError:

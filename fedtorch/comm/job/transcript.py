@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,8 @@ from fedtorch.comm.job.rendezvous import Rendezvous
 from fedtorch.comm.job.store import Store
 from fedtorch.comm.job.witness import Witness
 from fedtorch.core.errors import PreflightError
-from fedtorch.privacy.secure_sum import keys
+from fedtorch.trust.policy.remote import GateKey
+from fedtorch.trust.silo_tags import KeyMeeting, OwnMeeting, SiloTags
 
 _NONCE = "nonce"
 _WEIGHTS = "the weights that clients have trained from"
@@ -39,18 +39,22 @@ class Transcript:
     """This party's."""
     signature: PartySignature
     """As it is before anything was agreed on."""
-    pair: keys.KeyPair = field(default_factory=keys.new_pair)
-    """Keys of this meeting alone, by which a silo says something to another one that the server cannot read."""
+    meeting: KeyMeeting
+    """This party's side of the meeting at which silos agree on a key that the server does not know."""
     agreed: list[str] = field(default_factory=list)
     """The digests that all have signed, one for each run of the job."""
-    _words: dict[int, str] = field(default_factory=dict)
-    """rank -> its word"""
 
     @classmethod
     def of(cls, store: Store, rank: int) -> Transcript | None:
         """None: parties have no keys of their own."""
         signature = store.signature
-        return cls(store, rank, signature) if isinstance(signature, PartySignature) else None
+        if not isinstance(signature, PartySignature):
+            return None
+        known = signature.known
+        if isinstance(known.key, GateKey):
+            return cls(store, rank, signature, known.key.meet())
+        members = {other: known.members.by_name[name].key for other, name in known.parties.items()}
+        return cls(store, rank, signature, OwnMeeting(known.members.federation, rank, members))
 
     @property
     def party(self) -> str:
@@ -59,8 +63,8 @@ class Transcript:
 
     @property
     def nonce(self) -> str:
-        """The word of this party, which nobody has drawn before: the public key of `pair`."""
-        return self.pair.public.hex()
+        """The word of this party, which nobody has drawn before: its public key in this meeting."""
+        return self.meeting.word
 
     @property
     def note(self) -> dict[str, str]:
@@ -89,10 +93,10 @@ class Transcript:
         own = self.signature.sign(f"transcript/{self.rank}", agreed)
         _, answered = rendezvous.barrier("transcript", 0, mail=own.encode(), answer=packed)
         self._check(answered, agreed, present)
+        self.meeting.agree(self.text(facts, nonces), self.signature.scope, unpacked(answered))
         self.store.signature = self.signature
         self.store.bind(agreed)
         self.agreed.append(agreed)
-        self._words.update({int(rank): word for rank, word in nonces.items()})
 
     def witness(
         self, rendezvous: Rendezvous, lost: Collection[int], *, has_records: bool = True, has_tags: bool = True
@@ -101,12 +105,12 @@ class Transcript:
 
         has_records: do silos check rounds? has_tags: and their sums?
         """
-        key, meeting = self._key_of_tags(rendezvous, lost) if has_tags else None, self.agreed[-1]
+        tags, meeting = self._key_of_tags(rendezvous, lost) if has_tags else None, self.agreed[-1]
         run = "" if has_records else meeting[:16]
         known = self.signature.known
-        return Witness(known, self.rank, meeting, key, run=run, has_records=has_records, has_tags=has_tags)
+        return Witness(known, self.rank, meeting, tags, run=run, has_records=has_records, has_tags=has_tags)
 
-    def _key_of_tags(self, rendezvous: Rendezvous, lost: Collection[int]) -> bytes | None:
+    def _key_of_tags(self, rendezvous: Rendezvous, lost: Collection[int]) -> SiloTags | None:
         """Return the key by which silos check sums: the first one draws it, and seals it for each of the others.
 
         lost: ranks that are away. None: this is the server.
@@ -115,30 +119,17 @@ class Transcript:
             PreflightError: the server has not passed on what was sealed for this party.
         """
         first, *others = sorted(rank for rank in self.signature.known.parties if rank and rank not in lost)
-        key, boxes = None, dict[int, bytes]()
-        if self.rank == first:
-            key = os.urandom(keys.BYTES)
-            boxes = {rank: keys.sealed(self._box_key(rank), key, self._about(first, rank)) for rank in others}
-        mail = json.dumps({rank: box.hex() for rank, box in boxes.items()}).encode()
+        mail = json.dumps(self.meeting.draw() if self.rank == first else {}).encode()
         _, answered = rendezvous.barrier("key of tags", 0, mail=mail, answer=lambda came: came.get(first, b""))
         if self.rank in others:
             try:
-                box = bytes.fromhex(unpacked(answered).get(self.rank, ""))
-                key = keys.unsealed(self._box_key(first), box, self._about(first, self.rank))
-            except ValueError as error:
+                self.meeting.open(first, unpacked(answered).get(self.rank, ""))
+            except (ValueError, PreflightError) as error:
                 raise PreflightError(
                     f"the server passes on a key of tags that `{self.signature.known.parties[first]}` has not sealed "
                     f"for this party: {error}"
                 ) from None
-        return key
-
-    def _box_key(self, other: int) -> bytes:
-        """The key that this party and another one agree on; it seals one thing."""
-        shared = keys.agreed(self.pair.secret, bytes.fromhex(self._words[other]))
-        return keys.derived(shared, f"key of tags/{self.agreed[-1]}")
-
-    def _about(self, sender: int, receiver: int) -> str:
-        return f"key of tags from {sender} for {receiver}"
+        return self.meeting.tags if self.rank else None
 
     def oath(self, key: str, text: str) -> Oath:
         """This party's side of a meeting at which all swear to `text`, good among those who met at the start."""
@@ -148,6 +139,10 @@ class Transcript:
 
     def digest(self, facts: Mapping[str, str], nonces: Mapping[str, str]) -> str:
         """Digest of all that was agreed on: sha256, hexadecimal. nonces: rank, as text, -> its word."""
+        return hashlib.sha256(self.text(facts, nonces).encode()).hexdigest()
+
+    def text(self, facts: Mapping[str, str], nonces: Mapping[str, str]) -> str:
+        """All that was agreed on, as JSON."""
         known = self.signature.known
         about = {
             "attempt": self.signature.scope,
@@ -157,8 +152,7 @@ class Transcript:
             "nonces": dict(nonces),
             "parties": {str(rank): name for rank, name in known.parties.items()},
         }
-        text = json.dumps(about, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return json.dumps(about, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
     def _nonces(self, told: object, present: Mapping[int, str]) -> dict[str, str]:
         wanted = {str(rank) for rank in present}

@@ -13,7 +13,8 @@ from fedtorch.core.kept_vectors import KeptVectors
 from fedtorch.core.prime import Words
 from fedtorch.trust.policy.remote import GateKey
 from fedtorch.trust.receipts import Signed
-from fedtorch.trust.tags import TagKey, Whole
+from fedtorch.trust.silo_tags import SiloTags
+from fedtorch.trust.tags import Whole
 
 Terms = Sequence[tuple[str, float]]
 """(client, its weight in the sum)."""
@@ -53,8 +54,9 @@ class Witness:
     """Of this party."""
     meeting: str
     """Digest of what all parties have signed at the start."""
-    key: bytes | None
-    """That all silos have in common; None: this is the server, which must not know it, or there are no tags."""
+    tags: SiloTags | None
+    """The key of tags that silos have in common; None: this is the server, which must not know it, or there are none.
+    """
     has_records: bool = True
     """Does the server sign a record of each round, which silos look at? Otherwise there are receipts alone."""
     has_tags: bool = True
@@ -105,8 +107,13 @@ class Witness:
         self.last = Exchanged(f"{self.meeting[:16]}.{place}", round, scale)
         return self.last
 
-    def tag_key(self, exchanged: Exchanged) -> TagKey:
-        """On a silo: factors and pads of an exchange."""
-        if self.key is None:
+    def name_of(self, exchanged: Exchanged) -> str:
+        """Name of an exchange, for tags; no other one has it."""
+        return f"{self.run}/{exchanged.round}/{exchanged.attempt}/{self.weights}"
+
+    @property
+    def known_tags(self) -> SiloTags:
+        """On a silo: the key of tags."""
+        if self.tags is None:
             raise ValueError("the server has no key of tags")
-        return TagKey(self.key, f"{self.run}/{exchanged.round}/{exchanged.attempt}/{self.weights}")
+        return self.tags

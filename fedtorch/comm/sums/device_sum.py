@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -53,11 +51,10 @@ class DeviceAccumulator:
 
 
 def accumulator_for(
-    own: Sequence[tuple[Tensor, float]], size: int, dtype: torch.dtype, kept: Lender
+    place: torch.device, size: int, dtype: torch.dtype, kept: Lender
 ) -> Accumulator | DeviceAccumulator:
-    """An accumulator of windows of these weighted updates: on a device where one of them lies there.
+    """An accumulator of windows where this rank's updates lie, also if it has none in this sum.
 
     kept: lends the memory of one on the CPU.
     """
-    away = next((grad.device for grad, _ in own if grad.device.type != "cpu"), None)
-    return Accumulator(size, dtype, kept) if away is None else DeviceAccumulator(size, dtype, away)
+    return Accumulator(size, dtype, kept) if place == devices.CPU else DeviceAccumulator(size, dtype, place)

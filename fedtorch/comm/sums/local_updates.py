@@ -23,7 +23,7 @@ from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.process_group import Transfer
 from fedtorch.comm.transport.window_memory import OutgoingWindows
 from fedtorch.comm.transport.windows import SUM_DTYPE, WINDOW, windows
-from fedtorch.core.errors import FedtorchError, PolicyError, PreflightError, RefusedUpdatesError, TrustError
+from fedtorch.core.errors import FedtorchError, PreflightError, RefusedUpdatesError, TrustError
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError
 
 
@@ -31,17 +31,10 @@ def answer_requests(aggregation: Aggregation) -> None:
     """On every rank but the server: take part in what the server requests, until it is done.
 
     Raises:
-        TrustError: this side's gate lets nothing of it out; the others wait in the exchange, so they cannot be told.
+        PolicyError: this side's gate lets nothing of it out.
         RefusedUpdatesError: the server has refused updates and is going to decide again.
         FedtorchError: the server gave up.
     """
-    try:
-        _answer_all(aggregation)
-    except PolicyError as error:
-        raise TrustError(str(error)) from error
-
-
-def _answer_all(aggregation: Aggregation) -> None:
     while True:
         op, terms, scale = aggregation.receive_request()
         if op is Op.DONE:
@@ -93,12 +86,12 @@ def reduce_sum(
     """Add up this rank's updates and, by one group reduce per window, all ranks'.
 
     size: of each. into: on the server, where the sum is written, and what it is compared with.
-    Three windows are on the way, so that reducing overlaps adding. Where one of the updates lies on a device the sum is
-    made there, and reduced from there.
+    Three windows are on the way, so that reducing overlaps adding. Where updates lie on a device the sum is made there,
+    and reduced from there; by a rank that has none of them too.
     """
     group, local = aggregation.group, aggregation.local
     lender = OutgoingWindows(group, local.sums) if into is None else local.sums
-    accumulators = [accumulator_for(own, min(size, WINDOW), local.dtype, lender) for _ in range(3)]
+    accumulators = [accumulator_for(local.device, min(size, WINDOW), local.dtype, lender) for _ in range(3)]
     idle = [*accumulators]
     reducing: deque[tuple[Transfer, Accumulator | DeviceAccumulator, int, int]] = deque()
     sent, came = list[float](), list[float]()

@@ -25,6 +25,7 @@ from fedtorch.core.prime import Words, added
 from fedtorch.trust.merkle import LEAF, leaves
 from fedtorch.trust.policy.parts import SALT_BYTES, salted
 from fedtorch.trust.receipts import Signed
+from fedtorch.trust.silo_tags import OwnTags
 
 _MOST_BYTES = 1 << 20  # of a receipt
 
@@ -39,11 +40,12 @@ class SilosPart:
         self._witness, self._group = witness, group
         self._exchanged = witness.begin(f"{group.generation}.{group.sequence}", round, scale)
         self._exchanged.terms = terms
-        self._key = witness.tag_key(self._exchanged) if witness.has_tags else None
-        self._tags, self._hashes = list[Words](), list[bytes]()
-        self._way = way
+        self._tags, self._hashes, self._leaves = list[Words](), list[bytes](), 0
+        self._way, exchange = way, witness.name_of(self._exchanged) if witness.has_tags else ""
+        found = witness.tags
+        self._key = found.of(exchange) if exchange and isinstance(found, OwnTags) else None
         if witness.gate is not None:
-            witness.gate.begin_part(way, round, own, scale)
+            witness.gate.begin_part(way, round, own, scale, exchange)
 
     def see(self, numbers: npt.NDArray[Any]) -> None:
         """The next window before it is masked: whole numbers, flat, int64 or float64.
@@ -51,6 +53,7 @@ class SilosPart:
         Raises:
             TrustError: one of them is too large.
         """
+        first, self._leaves = self._leaves, self._leaves + -(-len(numbers) // LEAF)
         if self._key is None:
             return
         whole = numbers
@@ -58,7 +61,7 @@ class SilosPart:
             whole = self._witness.lend(len(numbers))
             np.copyto(whole, numbers, casting="unsafe")
         try:
-            self._tags.append(self._key.tags(whole, first=self._leaves))
+            self._tags.append(self._key.tags(whole, first=first))
         except ValueError as error:
             raise TrustError(f"this party's part cannot be sent: {error}") from None
 
@@ -75,14 +78,10 @@ class SilosPart:
         elif self._way != "masked":  # then it was made there, when it was masked
             gate.leave(window, place)
 
-    @property
-    def _leaves(self) -> int:
-        return sum(map(len, self._tags))
-
     def send(self, mask: Callable[[Words], Words] | None = None) -> None:
         """After all windows: the tags and the receipt, to the server. mask: hides the tags, where parts are hidden."""
         witness, exchanged = self._witness, self._exchanged
-        sent, salt = self._sent()
+        sent, salt, tags = self._sent(mask)
         names = {client for client, _ in exchanged.terms}
         about = {
             "attempt": exchanged.attempt,
@@ -96,24 +95,20 @@ class SilosPart:
             receipt.kind, receipt.party, receipt.text, receipt.signature, {"salt": salt.hex()}
         )
         data = salt + bytes.fromhex(receipt.signature) + receipt.text.encode()
-        self._group.send_numbers([*self._padded(mask), len(data)])
+        self._group.send_numbers([*tags.view(np.int64).tolist(), len(data)])
         self._group.say(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
 
-    def _sent(self) -> tuple[str, bytes]:
-        """Digest of what has left, salted, and the salt."""
+    def _sent(self, mask: Callable[[Words], Words] | None) -> tuple[str, bytes, Words]:
+        """(digest of what has left, salted, the salt, the tags as they are sent)."""
         if self._witness.gate is not None:
-            return self._witness.gate.finish_part()
+            return self._witness.gate.finish_part(self._leaves if self._witness.has_tags else 0)
         salt = secrets.token_bytes(SALT_BYTES)
-        return salted(salt, self._hashes), salt
-
-    def _padded(self, mask: Callable[[Words], Words] | None) -> list[int]:
-        """The tags as they are sent."""
+        sent = salted(salt, self._hashes)
         if self._key is None:
-            return []
+            return sent, salt, np.empty(0, np.uint64)
         pads = self._key.pads(self._witness.party, self._leaves)
         tags = added([np.concatenate(self._tags), pads] if self._tags else [], self._leaves)
-        whole: list[int] = (tags if mask is None else mask(tags)).view(np.int64).tolist()
-        return whole
+        return sent, salt, tags if mask is None else mask(tags)
 
 
 class ServersPart:

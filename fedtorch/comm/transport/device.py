@@ -41,6 +41,8 @@ class Staging:
     """Where its tensors are."""
     pin: bool
     """Whether what the device reads and writes on the host is page-locked."""
+    resident: bool = False
+    """Whether vectors lie on devices: then ranks of one machine, too, exchange from there, and share no memory."""
 
 
 @dataclass

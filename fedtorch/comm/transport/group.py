@@ -327,7 +327,8 @@ class Group:
 
     def _connect_payload(self) -> None:
         """All ranks come here together: gloo connects each of them to all others."""
-        cuts, wanted = self.store.spans_hosts, self.store.shares_memory
+        cuts = self.store.spans_hosts
+        wanted = self.store.shares_memory and not (self._staging is not None and self._staging.resident)
         there = self._gloo(), self._place, self.size, lambda *some: self.connector("gloo", *some)(), self.liveness.beat
         staged = None if self._staging is None else partial(self._connect_staged, self._staging)
         self._payload = connect(*there, wanted=wanted, in_pieces=cuts, staged=staged)

@@ -39,7 +39,8 @@ def connect(
 
     connect_some: see `Connect`. beat: called now and then while something long is under way. in_pieces: does what goes
     over sockets alone go in pieces? staged: takes the place of sockets where payloads move through a device (NCCL), by
-    name, place and number as in `Connect`; then memory is shared only where there are several machines.
+    name, place and number as in `Connect`; then memory is shared only where there are several machines, and not where
+    vectors lie on devices (`wanted` is False): a device's own way between ranks knows which are near.
     """
     machines, segment, peers = _meet(sockets, place, size, wanted)
     own = [each for each, number in enumerate(machines) if number == machines[place]]

@@ -71,7 +71,7 @@ class RecordLevel(Mechanism):
         self.shows_losses = False
         self.shows_scores = "scores" in settings.reveal
         self._units = units
-        self._silos = OwnSilos(open_silo)
+        self.silos = OwnSilos(open_silo)
         self._digests: dict[str, bytes] = {}
         self._taken: dict[str, int] = {}
 
@@ -83,7 +83,7 @@ class RecordLevel(Mechanism):
         Raises:
             CheckpointError: they are damaged, or not for their owner alone.
         """
-        return self._silos[client]
+        return self.silos[client]
 
     def rests(self, client: str, round: int) -> str:
         """Why the client takes no part in the round, as it would pass its `max_epsilon`; empty: it does.
@@ -153,7 +153,7 @@ class RecordLevel(Mechanism):
     def reported(self, report: Report) -> Report:
         """Its status, the update's norm, which is that of noised numbers, steps, and the declared number of units."""
         kept = {name: report.extra[name] for name in self._kept & report.extra.keys()}
-        if (silo := self._silos.get(report.client)) is not None:
+        if (silo := self.silos.get(report.client)) is not None:
             kept[STEPS] = float(sum(steps for *_, steps in parts_of(silo.trained(silo.run))))
         found = Report(report.client, report.status, norm=report.norm, max_abs=report.max_abs, extra=kept)
         if report.status != "ok":
@@ -199,9 +199,9 @@ class RecordLevel(Mechanism):
 
     def told(self, client: str) -> Mapping[str, float]:
         """How many counts have left it in this run, by split."""
-        if client not in self._silos:
+        if client not in self.silos:
             return {}
-        silo = self._silos[client]
+        silo = self.silos[client]
         counts = counts_of(one for one in silo.trainings() if one.run == silo.run)
         return {_OF_SPLIT + split: float(count) for split, count in counts.items()}
 

@@ -17,12 +17,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from fedtorch.core.errors import CheckpointError
 from fedtorch.privacy.accounting import added_up
+from fedtorch.privacy.digests import keyed_digest
+from fedtorch.privacy.noise import ADD
 from fedtorch.privacy.owner_files import append_own, read_own, whole_lines, write_own
 from fedtorch.privacy.record.terms import Part
 from fedtorch.privacy.release import counted
-from fedtorch.privacy.stream import KEY_BYTES
+from fedtorch.privacy.stream import KEY_BYTES, Stream, derived
 
 KEY, LEDGER = "key", "ledger.jsonl"
 _FORM = 1
@@ -91,11 +96,35 @@ class Training:
         return {name: value for name, value in asdict(self).items() if name != "split" or value}
 
 
+@dataclass(frozen=True)
+class Step:
+    """Name of one noised step among all of a silo."""
+
+    client: str
+    """whose rows are in it"""
+    round: int
+    """from 0"""
+    purpose: str
+    """of several trainings in a round"""
+    attempt: int
+    """which one from its start"""
+    number: int
+    """from 0, in its training"""
+    before: str
+    """keyed digest of the start and of all sums before this one"""
+
+
+Sum = npt.NDArray[np.float64]
+AddNoise = Callable[[Step, Sum], str]
+"""Adds a step's noise to its sum, in place; returns the keyed digest of that sum and of all before it."""
+
+
 class Silo:
     """The key and the ledger in `folder`; with None, for simulations, nothing is on the disk and nothing is counted."""
 
     def __init__(self, key: bytes, folder: Path | None, run: str = "") -> None:
         self.key, self.folder, self.run = key, folder, run
+        self.elsewhere: AddNoise | None = None
         self._known: list[Training] = []
         self._size = 0
 
@@ -152,6 +181,20 @@ class Silo:
         """All released steps for the account; run: of that alone."""
         return parts_of(one for one in self.trainings() if run in (None, one.run))
 
+    def add_noise(self, step: Step, total: Sum, kind: str, deviation: float) -> str:
+        """Add a step's noise, in place, to its sum of whole numbers; the keyed digest of that sum and of all before it.
+
+        The noise follows from key, step and sum alone, so one is never on two sums. kind: as `privacy.noise`. Where
+        another process adds it (`elsewhere`), by what that one knows of kind and deviation.
+        """
+        if self.elsewhere is not None:
+            return self.elsewhere(step, total)
+        content: memoryview = total.view(np.uint8).data
+        found = keyed_digest(derived(self.key, "record digest"), [step.before.encode(), content])
+        purpose = f"record noise/{step.purpose}/{step.number}/{found}"
+        ADD[kind](total, deviation, Stream(derived(self.key, purpose, step.round, step.attempt)))
+        return found
+
     def attempt(self, start: str) -> int:
         """Attempt with which a training from this start is done."""
         return max((one.attempt for one in self.trainings() if one.start == start), default=0)
@@ -197,9 +240,12 @@ class OwnSilos(dict[str, Silo]):
     def __init__(self, open_silo: Callable[[str], Silo]) -> None:
         super().__init__()
         self._open = open_silo
+        self.elsewhere: AddNoise | None = None
+        """adds the noise of all of them in another process; None: this one does"""
 
     def __missing__(self, client: str) -> Silo:
         self[client] = found = self._open(client)
+        found.elsewhere = self.elsewhere
         return found
 
 

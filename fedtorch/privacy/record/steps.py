@@ -22,8 +22,7 @@ from torch import Tensor
 from fedtorch.core.norms import CHUNK, norm_and_max
 from fedtorch.privacy.clip import MARGIN
 from fedtorch.privacy.digests import keyed_digest
-from fedtorch.privacy.noise import ADD
-from fedtorch.privacy.record.silo import Silo, Training
+from fedtorch.privacy.record.silo import Silo, Step, Training
 from fedtorch.privacy.record.terms import SiloTerms
 from fedtorch.privacy.stream import Stream, chosen, derived
 
@@ -48,8 +47,7 @@ class NoisedSteps:
     def __init__(self, silo: Silo, terms: SiloTerms, place: Place, noise: str, facts: Iterable[bytes | memoryview]):
         """noise: as `privacy.noise`. facts: all that the training begins with, in an order that is always the same."""
         self._silo, self._terms, self._place, self._noise = silo, terms, place, noise
-        self._digest_key = derived(silo.key, "record digest")
-        self._start = self._last = keyed_digest(self._digest_key, facts)
+        self._start = self._last = keyed_digest(derived(silo.key, "record digest"), facts)
         self._attempt = silo.attempt(self._start)
         self._step = 0
 
@@ -88,9 +86,9 @@ class NoisedSteps:
 
         Where noise is shared it is this silo's part of the sum, whole numbers times 2^-e, which nothing divides yet.
         """
-        self._last = keyed_digest(self._digest_key, [self._last.encode(), total.view(np.uint8).data])
-        terms, exponent = self._terms, self.exponent
-        ADD[self._noise](total, terms.deviation, self._stream("noise"))
+        terms, place, exponent = self._terms, self._place, self.exponent
+        step = Step(terms.silo, place.round, place.purpose, self._attempt, self._step, self._last)
+        self._last = self._silo.add_noise(step, total, self._noise, terms.deviation)
         self._step += 1
         total *= math.ldexp(1.0, -exponent) / (terms.batch if terms.pool is None else 1)
         return total

@@ -40,6 +40,9 @@ class Asked:
     """Numbers of examples that the config itself declares, so that a report with one tells nothing."""
     figures: tuple[str, ...] = ()
     """Names of further numbers of a report that follow from the config and from noised steps alone."""
+    noise: tuple[tuple[str, str, str, float, int], ...] = ()
+    """Noise that clients which live here add to their parts of a sum: name of the client, folder with its key, how it
+    is drawn (`privacy.noise`), its standard deviation in steps, and e, where a step is 2^-e."""
     code: tuple[tuple[str, str], ...] = ()
     """sha256:... of all code that runs, and which it is."""
     members: str = ""

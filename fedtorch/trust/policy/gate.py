@@ -4,7 +4,8 @@
 2. Every update comes to it before the report on it does. It looks at the places, the norm, the bytes, the round and the
    time of day, and gives the root of the update, by which others can tell that it is this one (`trust.merkle`).
 3. A report is signed only if it has nothing that the policy does not allow, and is of updates that came.
-4. What leaves of the updates it makes itself of what it has measured (`parts`), under masks where there is a secure
+4. Where a silo adds noise to its part of a sum, the gate does, and no part without it is let out.
+5. What leaves of the updates it makes itself of what it has measured (`parts`), under masks where there is a secure
    sum, and signs a receipt of that and of nothing else.
 
 After the first violation nothing more is signed but signs of life and the refusal.
@@ -12,35 +13,40 @@ After the first violation nothing more is signed but signs of life and the refus
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fedtorch.core.errors import PolicyError, PreflightError
+from fedtorch.core.prime import Words
+from fedtorch.privacy.record.silo import Silo, Step
 from fedtorch.privacy.secure_sum.terms import SumTerms
 from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.merkle import LEAF, root
 from fedtorch.trust.policy.asked import Asked
 from fedtorch.trust.policy.decisions import Decisions
 from fedtorch.trust.policy.file import Policy
-from fedtorch.trust.policy.judge import judge, refuse, told_of
+from fedtorch.trust.policy.gate_tags import GateTags
+from fedtorch.trust.policy.judge import judge, refuse
 from fedtorch.trust.policy.notes import Note, read_note, read_text
 from fedtorch.trust.policy.parts import WAYS, MaskedSum, OutgoingPart, factors_of
 from fedtorch.trust.policy.spent import BEGINS, Spent
+from fedtorch.trust.silo_tags import OwnMeeting
 
 Vector = npt.NDArray[np.floating]
 _WINDOW = 1 << 20
 _SLACK = 1e-6
 _WHOLE = 8
+_EXACT = float(1 << 53)  # above it not every whole number is a float64
 _HIDDEN = "(hidden)"  # as signs of life name whoever is not to be known
 _MOST_DRAWS = 65  # how often a client is drawn for a round may be its weight
 _TAGS = "key of tags"  # a meeting
-_BOXES = re.compile(rb'\{("[0-9]{1,9}": "[0-9a-f]{0,256}"(, )?)*\}')  # of which each opens for one other silo alone
 _FREE = ("hello", "joined", "bye", "gone", "heard", "knock", "knocks", "heartbeat", "start", "transcript", "refusal")
 """Notes that a side signs whose policy refuses the run: by them it comes, says so and leaves."""
 
@@ -111,12 +117,16 @@ class Gate:
     """Of the last update."""
     passed: dict[str, Vector] = field(default_factory=dict)
     """Client -> its update of this round, as the gate has measured it."""
+    noised: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    """(client, round) -> roots of sums to which the gate has added its noise."""
     part: OutgoingPart | None = None
     """Is about to leave."""
     sent: str = ""
     """Salted digest of the part that has left last, of which a receipt may be signed."""
     masked: MaskedSum | None = None
     """This side of the secure sum under way."""
+    tags: GateTags | None = None
+    """The key of tags, and what was asked of it since the parties met last."""
     reported: set[float] = field(default_factory=set)
     """Numbers of the reports of this round that were let out."""
     paper: bytes = b""
@@ -135,7 +145,7 @@ class Gate:
             self.decisions.add({"at": "start", "verdict": "allowed", "about": BEGINS})
         self.spent = Spent.of(self.decisions.folder)
         try:
-            refuse(judge(self.policy, self.asked), self.side.name)
+            refuse(judge(self.policy, self.asked))
         except PolicyError:
             self.is_closed = True
             raise
@@ -167,6 +177,29 @@ class Gate:
             self.paper = f"{signature.hex()} {note.oath}".encode()
         return signature
 
+    def add_noise(self, step: Step, total: npt.NDArray[np.float64]) -> str:
+        """Add the noise of a client's part, in place, to its sum of whole numbers; see `Silo.add_noise`.
+
+        From then on the gate lets out this part, or others that it has added noise to.
+
+        Raises:
+            PolicyError: it is no such sum. CheckpointError: the noise's key cannot be read.
+        """
+        about = next((each for each in self.asked.noise if each[0] == step.client), None)
+        if self.is_closed or about is None or step.client not in self.side.clients:
+            self._refuse("require.privacy", "noise that the run has not asked for")
+        if total.ndim != 1 or not np.all((np.rint(total) == total) & (np.abs(total) < _EXACT)):
+            self._refuse("require.privacy", "a sum that is not of whole numbers, on which noise hides nothing")
+        _, folder, kind, deviation, exponent = about
+        digest = Silo.open(Path(folder), "").add_noise(step, total, kind, deviation)
+        unit = math.ldexp(1.0, -exponent)
+        found = root((total * unit).view(np.uint8), LEAF * total.itemsize).hex()
+        self.noised = {place: roots for place, roots in self.noised.items() if place[1] >= step.round}
+        self.noised.setdefault((step.client, step.round), set()).add(found)
+        said = {"at": f"round {step.round}", "verdict": "allowed", "line": "require.privacy", "client": step.client}
+        self.decisions.add({**said, "noised": found, "noise": kind, "deviation": deviation * unit})
+        return digest
+
     def pass_update(self, client: str, round: int, vector: Vector) -> str:
         """Root of a client's update, hexadecimal, which may leave. vector: flat, of float32 or float64.
 
@@ -183,6 +216,8 @@ class Gate:
             if not norm(vector) <= self.policy.require.clip * (1 + _SLACK):
                 self._refuse("require.clip", "an update that is longer than the clip")
         found = root(vector.view(np.uint8), LEAF * vector.itemsize).hex()
+        if self.asked.noise and found not in self.noised.get((client, round), ()):
+            self._refuse("require.privacy", "a part to which the gate has not added its noise")
         most = self.policy.limits.rounds
         if most is not None and (round >= most or self.spent.updates(client, found, round) > most):
             self._refuse("limits.rounds", "an update of a round that is too many")
@@ -192,8 +227,12 @@ class Gate:
         self._allow("may_leave.parameters", client=client, root=found)
         return found
 
-    def begin_part(self, way: str, round: int, terms: Sequence[tuple[str, float]], exponent: int) -> None:
+    def begin_part(
+        self, way: str, round: int, terms: Sequence[tuple[str, float]], exponent: int, exchange: str = ""
+    ) -> None:
         """A part is about to leave. terms: (client, its weight in the sum). exponent: of the scale of whole numbers.
+
+        exchange: its name, where the part has tags.
 
         Raises:
             PolicyError: it may not.
@@ -207,21 +246,30 @@ class Gate:
         names, weights = [client for client, _ in terms], [weight for _, weight in terms]
         size = sum(count for _, count in self.asked.parameters) * self.asked.vectors
         party = self.masked.party if self.masked is not None else None
-        self.part = OutgoingPart(way, [self.passed[n] for n in names], factors_of(weights, exponent), size, party)
+        about = [self.passed[n] for n in names], factors_of(weights, exponent), size, party
+        key = self.tags.once(exchange) if exchange and self.tags is not None else None
+        self.part = OutgoingPart(way, *about, key=key, name=self.side.name)
         self.sent = ""
 
-    def finish_part(self) -> tuple[str, bytes]:
-        """(digest of what has left, its salt), of which a receipt may then be signed.
+    def finish_part(self) -> tuple[str, bytes, Words]:
+        """(digest of what has left, its salt, its tags as they leave), of which a receipt may then be signed.
 
         Raises:
             PolicyError: there is no such part.
         """
         if self.part is None:
             self._refuse("may_leave.parameters", "a receipt of nothing")
-        self.sent, salt = self.part.finish()
+        (self.sent, salt), tags = self.part.finish(), self.part.hidden_tags()
         self.part = None
         self._allow("may_leave.parameters", party=self.side.name, sent=self.sent)
-        return self.sent, salt
+        return self.sent, salt, tags
+
+    def meet(self) -> str:
+        """Begin to agree with the other silos on a key of tags; the public key of this side, hexadecimal."""
+        public = {rank: bytes.fromhex(key) for rank, key in self.side.public}
+        meeting = OwnMeeting(self.side.federation, self.side.rank, public)
+        self.tags = GateTags(self.decisions.folder, self.side.name, meeting)
+        return meeting.word
 
     def begin_masks(self, terms: Mapping[str, Any]) -> None:
         """A secure sum begins. terms: of `privacy.secure_sum.terms.SumTerms`.
@@ -264,7 +312,7 @@ class Gate:
     def _check_mail(self, note: Note, mail: bytes) -> None:
         if note.kind != "meeting":
             self._refuse("", "bytes beside a note that has none")
-        if note.phase == _TAGS and _BOXES.fullmatch(mail):
+        if note.phase == _TAGS and mail == (b"{}" if self.tags is None else self.tags.boxes):
             return
         if self.paper and mail.startswith(self.paper):  # what this side swears to goes with the meeting for it
             mail = mail[len(self.paper) :].removeprefix(b"\n")
@@ -330,7 +378,7 @@ class Gate:
             self.decisions.add({"at": f"round {self.round}", "verdict": "refused", "line": line, "about": what})
         self.is_closed = True
         where = f"{self.policy.where(line)}: {line}" if line else f"{self.policy.path}: no line of it"
-        raise PolicyError(f"the gate lets nothing out: {where}: {what}", told=told_of(self.side.name))
+        raise PolicyError(f"the gate lets nothing out: {where}: {what}")
 
 
 def norm(vector: Vector) -> float:

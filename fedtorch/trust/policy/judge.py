@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -42,6 +43,7 @@ def judge(policy: Policy, asked: Asked) -> list[Line]:
         _scores,
         _secure_sum,
         _privacy,
+        _noise,
         _clip,
         _verified,
         _limits,
@@ -53,17 +55,17 @@ def judge(policy: Policy, asked: Asked) -> list[Line]:
     return [line for part in parts for line in part(policy, asked)]
 
 
-def refuse(lines: Sequence[Line], name: str) -> None:
-    """Raises PolicyError with the lines that refuse the run, if any does. name: of this side, for the others."""
+def refuse(lines: Sequence[Line]) -> None:
+    """Raises PolicyError with the lines that refuse the run, if any does."""
     refused = [line for line in lines if line.verdict == "refused"]
     if refused:
         said = "; ".join(f"{line.where}: {line.key or 'no line of it'}: {line.about}" for line in refused)
-        raise PolicyError(f"the policy refuses this run, nothing has left this side: {said}", told=told_of(name))
+        raise PolicyError(f"the policy refuses this run, nothing has left this side: {said}")
 
 
 def told_of(name: str) -> str:
     """All that the other parties hear of a violation."""
-    return f"{name} refuses by its policy"
+    return f"{name} {PolicyError.heard}"
 
 
 def _line(policy: Policy, key: str, verdict: Verdict, about: str) -> Line:
@@ -125,6 +127,12 @@ def _privacy(policy: Policy, asked: Asked) -> Iterator[Line]:
     said = f"epsilon {asked.epsilon:.4g}{ledger}, of at most {wanted.max_epsilon:g}"
     yield _line(policy, key, _is(fits), said)
     yield _line(policy, key, _is(asked.delta <= wanted.delta), f"delta {asked.delta:g}, of at most {wanted.delta:g}")
+
+
+def _noise(policy: Policy, asked: Asked) -> Iterator[Line]:
+    for client, _, kind, deviation, exponent in asked.noise:
+        there = f"{kind} noise with a standard deviation of {math.ldexp(deviation, -exponent):.4g}"
+        yield _line(policy, "require.privacy", "allowed", f"{there}, which the gate adds to the sum of `{client}`")
 
 
 def _clip(policy: Policy, asked: Asked) -> Iterator[Line]:

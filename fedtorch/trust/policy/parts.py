@@ -20,12 +20,14 @@ import numpy.typing as npt
 
 from fedtorch.core.errors import PolicyError
 from fedtorch.core.kernels import Fold
-from fedtorch.privacy.secure_sum.party import Party, PublicKeys, Window
+from fedtorch.core.prime import Words, added
+from fedtorch.privacy.secure_sum.party import Party, PublicKeys
 from fedtorch.privacy.secure_sum.terms import SumTerms
 from fedtorch.privacy.secure_sum.texts import OwnParty
 from fedtorch.trust.keys import is_signed
 from fedtorch.trust.merkle import leaves, root_of
 from fedtorch.trust.policy.notes import text_of
+from fedtorch.trust.tags import TagKey
 
 Vector = npt.NDArray[np.floating]
 WAYS = ("sum", "masked", "updates")
@@ -54,6 +56,12 @@ class OutgoingPart:
     """Masks it."""
     hashes: list[bytes] = field(default_factory=list)
     """Hashes of the leaves that have left."""
+    key: TagKey | None = None
+    """Makes its tags."""
+    name: str = ""
+    """Of this party, whose pads they have."""
+    tags: list[Words] = field(default_factory=list)
+    """Tags of the leaves that have left, before their pads."""
     left: dict[int, int] = field(default_factory=dict)
     """Place of an update, or 0 for a sum -> numbers of it that have left."""
 
@@ -79,11 +87,13 @@ class OutgoingPart:
         parts = [update[start : start + count] for update in self.updates]
         if parts:
             Fold(parts, self.factors, total, fresh=True).add(0, count)
+        whole = total.astype(np.int64)
+        if self.key is not None:
+            self.tags.append(self.key.tags(whole, first=sum(map(len, self.tags))))
         if self.way == "sum":
             return total
         if self.party is None:
             raise ValueError("there are no masks")
-        whole = total.astype(np.int64)
         self.party.mask(whole.view(np.uint64))
         return whole
 
@@ -98,6 +108,14 @@ class OutgoingPart:
             raise ValueError("a part of which some numbers have not left")
         salt = secrets.token_bytes(SALT_BYTES)
         return salted(salt, self.hashes), salt
+
+    def hidden_tags(self) -> Words:
+        """Its tags as they leave, with pads and under masks; none where it has no key."""
+        if self.key is None or not self.tags:
+            return np.empty(0, np.uint64)
+        count = sum(map(len, self.tags))
+        found = added([np.concatenate(self.tags), self.key.pads(self.name, count)], count)
+        return found if self.party is None or self.way != "masked" else self.party.mask_tags(found)
 
 
 def factors_of(weights: Sequence[float], exponent: int) -> list[float]:
@@ -150,10 +168,6 @@ class MaskedSum:
             text = self._texts.reveal([int(rank) for rank in about])
         self.said.append(text)
         return {"text": text}
-
-    def mask_tags(self, tags: Window) -> Window:
-        """Hide the tags of the part that was masked last."""
-        return self.party.mask_tags(tags)
 
     def _signed(self, about: Mapping[str, str]) -> dict[int, PublicKeys]:
         """Keys of all parties, each as its party has signed it. about: rank -> its note, as it stands in the store."""

@@ -21,13 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, PolicyError, PreflightError, TrustError
+from fedtorch.core.prime import Words
+from fedtorch.privacy.record.silo import Step
 from fedtorch.privacy.secure_sum.party import PublicKeys
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms, TooFewPartiesError
+from fedtorch.trust.kept import KeptFiles
+from fedtorch.trust.receipts import Signed
 
 VARIABLE = "FEDTORCH_GATE"
 """Environment variable with the number of the open socket, in processes of a side that has a gate."""
 _MOST_BYTES = 1 << 17
-_CHANGED = ("window", "tags")
+_CHANGED = ("window", "noise", "finish", "leaves")
 """Questions with which something goes that comes back changed."""
 _KINDS: Mapping[str, type[FedtorchError]] = {
     "policy": PolicyError,
@@ -81,10 +85,13 @@ class GateKey:
             answer = ask(self.socket, {"ask": "sign", "length": len(text)}, text + beside)
         return bytes.fromhex(answer["signature"])
 
-    def begin_part(self, way: str, round: int, terms: Sequence[tuple[str, float]], exponent: int) -> None:
+    def begin_part(
+        self, way: str, round: int, terms: Sequence[tuple[str, float]], exponent: int, exchange: str = ""
+    ) -> None:
         """Tell which part is about to leave; see `Gate.begin_part`."""
         told = [[client, weight.hex()] for client, weight in terms]
-        self._ask({"ask": "part", "way": way, "round": round, "terms": told, "exponent": exponent})
+        about = {"way": way, "round": round, "terms": told, "exponent": exponent, "exchange": exchange}
+        self._ask({"ask": "part", **about})
 
     def leave(self, window: npt.NDArray[Any], place: int = 0) -> None:
         """Have the gate take the next numbers of the part into its receipt, which it makes itself.
@@ -98,10 +105,23 @@ class GateKey:
         is_masked = window.dtype == np.int64
         self._ask({"ask": "window", "count": len(window), "place": place}, window if is_masked else None)
 
-    def finish_part(self) -> tuple[str, bytes]:
-        """(salted digest of what has left, the salt)."""
-        answer = self._ask({"ask": "finish"})
-        return str(answer["sent"]), bytes.fromhex(answer["salt"])
+    def finish_part(self, leaves: int = 0) -> tuple[str, bytes, Words]:
+        """(salted digest of what has left, the salt, the tags of so many leaves as they are sent)."""
+        tags = np.zeros(leaves, np.uint64)
+        answer = self._ask({"ask": "finish"}, tags if leaves else None)
+        return str(answer["sent"]), bytes.fromhex(answer["salt"]), tags
+
+    def meet(self) -> RemoteMeeting:
+        """Begin to agree with the other silos on a key of tags, which stays in the gate."""
+        return RemoteMeeting(self, str(self._ask({"ask": "meet"})["word"]))
+
+    def add_noise(self, step: Step, total: npt.NDArray[np.float64]) -> str:
+        """Have the gate add the noise of a part, in place; see `Gate.add_noise`.
+
+        Raises:
+            PolicyError: it is no sum that noise is added to.
+        """
+        return str(self._ask({"ask": "noise", "step": asdict(step)}, total)["digest"])
 
     def party(self, terms: SumTerms) -> GateParty:
         """This side of a secure sum, whose secrets stay in the gate.
@@ -112,9 +132,11 @@ class GateKey:
         self._ask({"ask": "masks", "terms": asdict(terms)})
         return GateParty(self, terms)
 
-    def _ask(self, question: Mapping[str, Any], into: npt.NDArray[Any] | None = None) -> dict[str, Any]:
+    def _ask(
+        self, question: Mapping[str, Any], into: npt.NDArray[Any] | None = None, beside: bytes = b""
+    ) -> dict[str, Any]:
         with self._lock:
-            return ask(self.socket, question, into=into)
+            return ask(self.socket, question, beside, into=into)
 
     def pass_update(self, client: str, round: int, vector: npt.NDArray[np.floating]) -> str:
         """Root of a client's update, which may leave, hexadecimal. vector: flat, of float32 or float64.
@@ -155,10 +177,8 @@ class GateParty:
         self.gate.leave(window.view(np.int64))
 
     def mask_tags(self, tags: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """The tags of the part, hidden."""
-        found = tags.copy()
-        self.gate._ask({"ask": "tags"}, found)
-        return found
+        """The tags of the part, which the gate has hidden already."""
+        return tags
 
     def reveal(self, arrived: Collection[int]) -> str:
         """Text of its note with the shares that remove the masks of the sum of `arrived`."""
@@ -166,6 +186,69 @@ class GateParty:
 
     def _do(self, step: str, about: object = None) -> str:
         return str(self.gate._ask({"ask": "step", "step": step, "about": about}).get("text", ""))
+
+
+@dataclass(frozen=True)
+class RemoteMeeting:
+    """A silo's side of the meeting for a key of tags, in the gate; see `trust.silo_tags.KeyMeeting`."""
+
+    gate: GateKey
+    """Has it."""
+    word: str
+    """The public key by which others seal something for this silo, hexadecimal."""
+
+    def agree(self, text: str, scope: str, signed: Mapping[int, str]) -> None:
+        """Take the words of all parties that are there."""
+        about = {"scope": scope, "signed": {str(rank): note for rank, note in signed.items()}}
+        self.gate._ask({"ask": "agree", **about}, beside=text.encode())
+
+    def draw(self) -> dict[int, str]:
+        """Draw the key; rank -> box with it for each other silo."""
+        return {int(rank): box for rank, box in self.gate._ask({"ask": "draw"})["boxes"].items()}
+
+    def open(self, first: int, box: str) -> None:
+        """Take the key that another silo has drawn."""
+        self.gate._ask({"ask": "open", "first": first, "box": box})
+
+    @property
+    def tags(self) -> RemoteTags:
+        """The key, in the gate."""
+        return RemoteTags(self.gate)
+
+
+@dataclass(frozen=True)
+class RemoteTags:
+    """A key of tags that is in the gate; see `trust.silo_tags.SiloTags`."""
+
+    gate: GateKey
+    """Has it."""
+
+    def wrong(
+        self,
+        exchange: str,
+        parties: Sequence[str],
+        leaves: int,
+        numbers: npt.NDArray[np.int64],
+        tags: Words,
+        places: Sequence[int] | None,
+    ) -> tuple[int, int]:
+        """(how many of these leaves are not the sum of the parties' parts, the place of the first of them)."""
+        about = {"exchange": exchange, "parties": list(parties), "leaves": leaves, "count": len(numbers)}
+        told = {**about, "places": None if places is None else list(places)}
+        found = self.gate._ask({"ask": "check", **told}, beside=numbers.tobytes() + tags.tobytes())
+        return int(found["count"]), int(found["first"])
+
+    def drawn(self, record: Signed, leaves: int, share: float) -> list[int]:
+        """Which of so many leaves are looked at once there is that record, ascending."""
+        found = np.zeros(leaves, np.uint8)
+        about = {"text": record.text, "signature": record.signature, "share": float(share).hex()}
+        self.gate._ask({"ask": "leaves", **about}, found)
+        places: list[int] = np.flatnonzero(found).tolist()
+        return places
+
+    def keep(self, files: KeptFiles) -> None:
+        """Have the gate keep the key in the party's folder, for `fedtorch verify`."""
+        self.gate._ask({"ask": "keep"})
 
 
 def ask(
@@ -202,9 +285,7 @@ def ask(
         for file in files:
             os.close(file)
     if "error" in found:
-        refusal = _KINDS.get(found["kind"], TrustError)(found["error"])
-        refusal.told = found.get("told", "")
-        raise refusal
+        raise _KINDS.get(found["kind"], TrustError)(found["error"])
     return found
 
 
@@ -238,7 +319,7 @@ def _answered(data: bytes, files: list[int], answer: Answer) -> dict[str, Any]:
         return found
     except FedtorchError as error:
         kind = next((kind for kind, cls in _KINDS.items() if isinstance(error, cls)), "")
-        return {"error": str(error), "kind": kind, "told": error.told, "name": question.get("name")}
+        return {"error": str(error), "kind": kind, "name": question.get("name")}
     except Exception as error:  # whatever a rank sends must not end the gate
         return {
             "error": f"the gate cannot read that ({type(error).__name__})",

@@ -45,7 +45,7 @@ class Spent:
         elif word == "round" and line["verdict"] == "allowed":
             if "root" in line:
                 self.add(str(line["client"]), int(number), str(line["root"]))
-            elif "sent" not in line:
+            elif "sent" not in line and "noised" not in line:
                 self.report(int(number), int(line["bytes"]))
 
     def add(self, client: str, round: int, root: str) -> None:

@@ -21,7 +21,7 @@ from fedtorch.checkpoint.under_way import FOLDER
 from fedtorch.core.errors import FedtorchError
 from fedtorch.main import main
 from fedtorch.privacy.record import steps as module
-from fedtorch.privacy.record.silo import Silo, Training
+from fedtorch.privacy.record.silo import Silo, Step, Training
 from fedtorch.privacy.record.steps import NoisedSteps
 from fedtorch.privacy.record.terms import SiloTerms
 from fedtorch.train.moment import GENERATOR, LOSSES, NOISED
@@ -291,9 +291,9 @@ def test_what_is_simulated_says_so_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedtorch.privacy.record import steps
+    from fedtorch.privacy.record import silo
 
-    monkeypatch.setitem(steps.ADD, "normal", lambda total, deviation, stream: None)  # type: ignore[index]
+    monkeypatch.setitem(silo.ADD, "normal", lambda total, deviation, stream: None)  # type: ignore[index]
 
 
 def test_without_noise_and_with_every_unit_in_the_batch_it_is_plain_training(
@@ -468,7 +468,12 @@ def test_a_step_that_comes_to_another_sum_after_a_kill_has_a_noise_of_its_own_an
     config = saving(tmp_path, long_rounds)
     assert stopped(config, 10, monkeypatch)
     add, moved, streams = module.add_bounded, [], []
-    stream = NoisedSteps._stream
+    stream, noise = NoisedSteps._stream, list[tuple[int, int]]()
+    add_noise = Silo.add_noise
+
+    def noised(self: Silo, step: Step, *about: Any) -> str:
+        noise.append((step.round, step.number))
+        return add_noise(self, step, *about)
 
     def added(total: Any, gradient: Any, clip: float, exponent: int) -> float:
         norm = add(total, gradient, clip, exponent)
@@ -483,9 +488,10 @@ def test_a_step_that_comes_to_another_sum_after_a_kill_has_a_noise_of_its_own_an
 
     monkeypatch.setattr(module, "add_bounded", added)
     monkeypatch.setattr(NoisedSteps, "_stream", drawn)
+    monkeypatch.setattr(Silo, "add_noise", noised)
     assert main(["--config", str(config)]) == 0
     first = next(name for name, each in lines(config).items() if streams[0][3] in {t.start for t in each})
-    assert [step for round, step, what, *_ in streams if (round, what) == (0, "noise")][:4] == [8, 9, 10, 11]
+    assert [step for round, step in noise if round == 0][:4] == [8, 9, 10, 11]
     ends = {name: [t for t in each if t.round == 0] for name, each in lines(config).items()}
     known = {name: [t for t in each if t.round == 0] for name, each in lines(long_rounds).items()}
     assert [name for name in UNITS if ends[name] != [replace(t, run=str(tmp_path / "run")) for t in known[name]]] == [

@@ -18,7 +18,7 @@ import fedtorch
 from fedtorch.config.load import load
 from fedtorch.core.errors import ConfigError
 from fedtorch.main import main
-from fedtorch.privacy.record import steps
+from fedtorch.privacy.record import silo as noising
 from fedtorch.privacy.record.silo import Silo
 from fedtorch.privacy.record.steps import NoisedSteps, Place
 from fedtorch.privacy.record.terms import SiloTerms, epsilon_of
@@ -58,7 +58,7 @@ def seen(config: str, folder: str, quiet: bool) -> None:
     from fedtorch.train import job
 
     if quiet:
-        steps.ADD = {"normal": lambda total, deviation, stream: None}  # type: ignore[dict-item]
+        noising.ADD = {"normal": lambda total, deviation, stream: None}  # type: ignore[dict-item]
     made, release = job.noised_sum, SharedNoise.release
 
     def noised(training: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtorch.privacy.record import steps as module
+from fedtorch.privacy.record import silo as module
 from fedtorch.privacy.record.silo import Silo
 from fedtorch.privacy.record.steps import LIMIT, NoisedSteps, Place, add_bounded
 from fedtorch.privacy.record.terms import SiloTerms

@@ -16,7 +16,7 @@ from toy import Point, Quadratic
 from fedtorch.core.errors import UpdateError
 from fedtorch.core.silo_work import SiloWork
 from fedtorch.core.weights import Partition
-from fedtorch.privacy.record import steps as module
+from fedtorch.privacy.record import silo as module
 from fedtorch.privacy.record.silo import Silo
 from fedtorch.privacy.record.steps import NoisedSteps, Place
 from fedtorch.privacy.record.terms import SiloTerms

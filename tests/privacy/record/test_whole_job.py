@@ -13,7 +13,7 @@ from supervisor import as_rank
 
 import fedtorch
 from fedtorch.main import main
-from fedtorch.privacy.record import steps
+from fedtorch.privacy.record import silo as noising
 from fedtorch.report.command_line import main as report
 
 SHARED = "epsilon: 3.0\n  noise_at: shared\n  secure_sum: {threshold: 1.0}\n  colluders: 1"
@@ -48,11 +48,11 @@ def test_what_is_promised_is_run_reported_and_audited_and_half_the_noise_is_noti
         assert line.startswith(f"| {silo} | 8 | 2 | 0.5 |") and 2.99 < float(line.split("|")[-2]) <= 3
     kept = fedtorch.audit_run("run", ["canaries"], delta=0.01, canaries=900).findings["canaries"]
     assert "nothing that contradicts it" in kept.said
-    add = steps.ADD["normal"]
+    add = noising.ADD["normal"]
 
     def half(total: np.ndarray[Any, Any], deviation: float, stream: Any) -> None:
         add(total, deviation / 2, stream)
 
-    monkeypatch.setattr(steps, "ADD", {"normal": half})
+    monkeypatch.setattr(noising, "ADD", {"normal": half})
     broken = fedtorch.audit_run("run", ["canaries"], delta=0.01, canaries=900).findings["canaries"]
     assert "spread" in broken.said and "contradict" in broken.said and "nothing that" not in broken.said

@@ -183,7 +183,7 @@ def as_rank_of_a_liar(folder: str, lie: str, changes: dict[str, Any]) -> tuple[s
     masked._send_masked = lambda *about: (kept.append("masked"), send(*about))[1]  # type: ignore[func-returns-value]
     if rank == 0:
         lying(lie)
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=10) as comm:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60) as comm:
         comm.preflight({})
         try:
             make_runner(config(folder, secure=True, **changes), comm).run()

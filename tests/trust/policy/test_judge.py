@@ -60,7 +60,7 @@ def policy(tmp_path: Path) -> Policy:
 
 def test_a_run_that_fits_is_allowed_by_every_line(policy: Policy) -> None:
     lines = judge(policy, FITS)
-    refuse(lines, "south")
+    refuse(lines)
     assert {line.verdict for line in lines} == {"allowed"}
     assert [line.key for line in lines] == [
         "may_leave.parameters",
@@ -118,14 +118,21 @@ def test_each_line_refuses_what_it_does_not_allow(
     refused = [found for found in lines if found.verdict == "refused"]
     assert [found.key for found in refused] == [key] and said in refused[0].about
     with pytest.raises(PolicyError, match=rf"policy.yaml:{line}: {key}: ") as caught:
-        refuse(lines, "south")
-    assert caught.value.exit_code == 11 and caught.value.told == "south refuses by its policy"
+        refuse(lines)
+    assert caught.value.exit_code == 11
 
 
 @pytest.mark.parametrize("kind", ["messages", "keys and values", "scores of single examples"])
 def test_what_no_line_can_name_is_refused(kind: str, policy: Policy) -> None:
     (line,) = [line for line in judge(policy, replace(FITS, kinds=("status", "steps", kind))) if not line.key]
     assert line.verdict == "refused" and line.about.startswith(f"{kind}: ") and "no line: " in line.text
+
+
+def test_the_noise_that_the_gate_adds_is_said(policy: Policy) -> None:
+    noised = replace(FITS, noise=(("south", "silos/south", "discrete", 3.0 * 2**20, 22),))
+    (found,) = {*judge(policy, noised)} - {*judge(policy, FITS)}
+    said = "discrete noise with a standard deviation of 0.75, which the gate adds to the sum of `south`"
+    assert (found.key, found.verdict, found.about) == ("require.privacy", "allowed", said)
 
 
 def test_what_a_policy_allows_and_no_run_asks_for_is_said(tmp_path: Path) -> None:
@@ -137,7 +144,7 @@ def test_what_a_policy_allows_and_no_run_asks_for_is_said(tmp_path: Path) -> Non
         "losses",
         "scores of the silo's own rows",
     ]
-    refuse(lines, "south")
+    refuse(lines)
 
 
 def test_an_empty_policy_refuses_all_that_leaves(tmp_path: Path) -> None:
