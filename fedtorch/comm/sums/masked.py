@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -120,6 +121,21 @@ class Notes:
         """On the server: the attempt is over, on all ranks; nothing was unmasked."""
         self._tell_all({"over": why})
         self.fail(why)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """On the server, while parts come: if that fails the attempt is over for parties too, which wait for notes."""
+        raises = self.group.on_error
+
+        def tell(why: str) -> NoReturn:
+            self._tell_all({"over": why})
+            raises(why)
+
+        self.group.on_error = tell
+        try:
+            yield
+        finally:
+            self.group.on_error = raises
 
     def again(self) -> None:
         """On the server: the attempt is over, and the ranks wait for another request."""
@@ -327,7 +343,8 @@ def collect(
     notes.leave("begin", about)
     try:
         _exchange_keys(notes, server, parties)
-        total, damaged = _receive(aggregation, parties, size, witnessed)
+        with notes.telling():
+            total, damaged = _receive(aggregation, parties, size, witnessed)
         if damaged:
             notes.again()
             raise Damaged(damaged)

@@ -30,7 +30,7 @@ from fedtorch.config.schema import (
     PartitionConfig,
     SystemConfig,
 )
-from fedtorch.core.errors import FedtorchError
+from fedtorch.core.errors import DeadlineError, FedtorchError
 from fedtorch.core.update import Report
 from fedtorch.privacy import client_level, public_sum
 from fedtorch.privacy.public_sum import Masking, exact_sum
@@ -70,7 +70,9 @@ def config(folder: Path | str, *, secure: bool, **changes: Any) -> Config:
     return make_config(Path(folder), task, algorithm, **settings)
 
 
-def as_rank(folder: str, victims: dict[int, str], changes: dict[str, Any]) -> tuple[Result, frozenset[int], Any]:
+def as_rank(
+    folder: str, victims: dict[int, str], changes: dict[str, Any], recovers: bool = True
+) -> tuple[Result, frozenset[int], Any]:
     """One rank; on the server with the parts that it received, on the others with its own before they were hidden."""
     rank, plain = int(os.environ["RANK"]), list[bytes]()
     os.environ["FEDTORCH_TESTING"] = "1"
@@ -84,7 +86,7 @@ def as_rank(folder: str, victims: dict[int, str], changes: dict[str, Any]) -> tu
     party.Party.mask = mask  # type: ignore[method-assign]
     digest = masked.window_digest
     masked.window_digest = lambda window: plain.append(window.numpy().tobytes()) or digest(window)  # type: ignore[func-returns-value]
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=20, recovers=True) as comm:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, recovers=recovers) as comm:
         comm.preflight({})
         runner = make_runner(config(folder, secure=True, **changes), comm)
         return runner.run(), comm.lost, plain
@@ -125,9 +127,9 @@ def test_it_has_the_bits_of_the_plain_sum_and_the_server_receives_nothing_else(t
     ("victims", "at"),
     [
         ({2: "sum_shares"}, FAILS),
+        ({2: "sum_masks"}, FAILS),  # others have sent theirs, and wait for the server's word
         ({2: "sum_reveal"}, COUNTS),  # its part had arrived
         pytest.param({2: "sum_keys"}, FAILS, marks=pytest.mark.slow),
-        pytest.param({2: "sum_masks"}, FAILS, marks=pytest.mark.slow),
         pytest.param({3: "sum_keys"}, FAILS, marks=pytest.mark.slow),
         pytest.param({1: "sum_masks"}, FAILS, marks=pytest.mark.slow),
         pytest.param({4: "sum_reveal"}, COUNTS, marks=pytest.mark.slow),
@@ -143,6 +145,15 @@ def test_a_worker_killed_in_any_step_leaves_the_plain_sum_of_the_others(
     result = outcomes[0].result[0]
     assert result.lost == expected.lost and set(result.lost.values()) == {ROUND + 1}
     assert result.digest == expected.digest and result.scores == expected.scores
+
+
+@pytest.mark.parametrize("phase", [pytest.param("sum_keys", marks=pytest.mark.slow), "sum_masks"])
+def test_where_no_loss_is_borne_all_others_name_the_worker_that_was_killed(phase: str, tmp_path: Path) -> None:
+    outcomes = start_ranks(as_rank, SIZE, str(tmp_path / "run"), {2: phase}, {}, False).join(timeout=90)
+    for rank, outcome in enumerate(outcomes):
+        if rank != 2:
+            assert outcome.exit_code == DeadlineError.exit_code, outcome.error
+            assert "the process of rank 2 is gone" in outcome.error
 
 
 @dataclass(frozen=True)
