@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.core import state_keys as keys
-from fedtorch.core.fused_add import adamw_step, add_multiple
+from fedtorch.core.fused_add import adamw_step, add_multiple, square_root
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
@@ -124,7 +124,7 @@ class ServerOptimizer:
         rate = self._lr
         if rule.bias_correction:
             rate *= (1 - rule.beta2**steps) ** 0.5 / (1 - self._beta1**steps)
-        weights.addcdiv_(first, second.sqrt().add_(rule.tau), value=rate)
+        weights.addcdiv_(first, square_root(second).add_(rule.tau), value=rate)
 
     def _adamw(self, server: ServerState, grad: Tensor, taken: int) -> None:
         """The step after `taken` steps of adamw."""

@@ -21,7 +21,7 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.feddyn import FedDyn
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.core import fused_add
-from fedtorch.core.fused_add import adamw_step, add_multiple
+from fedtorch.core.fused_add import adamw_step, add_multiple, square_root
 from fedtorch.core.server import ServerOptimizer, ServerState
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report
@@ -119,3 +119,9 @@ def test_a_sum_that_two_roundings_would_get_wrong() -> None:
         patch.setattr(fused_add, "_is_fused", lambda: False)
         add_multiple(total, torch.tensor([values]), factor)
     assert total.item() == first
+
+
+def test_a_square_root_is_the_nearest_number() -> None:
+    values = torch.cat([torch.rand(100_003, generator=torch.Generator().manual_seed(0)), torch.tensor([0.0, 4.0])])
+    assert torch.equal(square_root(values), values.double().sqrt().float())  # whose 53 bits are enough to round by
+    assert square_root(values.double()).dtype == torch.float64
