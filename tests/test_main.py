@@ -319,11 +319,12 @@ def test_a_torn_checkpoint_is_passed_over_for_the_last_whole_one(
     assert "DAMAGED" in (config.parent / "run" / "log.rank0.txt").read_text() + caplog.text
 
 
-def as_rank(path: str, seed_of_last: int, timeout_s: int = 20) -> int:
+def as_rank(path: str, seed_of_last: int, start_s: int = 60) -> int:
     import os
 
+    limits = "system.timeout=20", f"system.start_timeout={start_s}"
     last = os.environ["RANK"] == "2"
-    return main(["--config", path, "--set", f"run.seed={seed_of_last if last else 0}", f"system.timeout={timeout_s}"])
+    return main(["--config", path, "--set", f"run.seed={seed_of_last if last else 0}", *limits])
 
 
 def test_three_ranks_give_the_bits_of_one_process(config: Path) -> None:
@@ -352,7 +353,8 @@ def test_a_taken_port_is_named(config: Path, capsys: pytest.CaptureFixture[str])
         taken.listen()
         port = taken.getsockname()[1]
         ranks = start_ranks(as_rank, 2, str(config), 0, 2, environ={"MASTER_PORT": str(port)})
-        assert ranks.join(60)[0].result == 4
+        outcomes = ranks.join(60)
+        assert [outcome.result for outcome in outcomes] == [4, 4], outcomes[1].error
 
 
 @pytest.mark.parametrize("paradigm", ["local", "centralized"])

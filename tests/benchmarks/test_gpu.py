@@ -34,6 +34,7 @@ def test_a_rehearsal_writes_rows_and_a_table(tmp_path: Path, capsys: pytest.Capt
     assert (tmp_path / "table.md").read_text() in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_without_a_gpu_the_exchange_says_what_was_left_out(tmp_path: Path) -> None:
     words = ["--device", "cpu", "--small", "--parts", "exchange", "--limit", "90", "--out", str(tmp_path)]

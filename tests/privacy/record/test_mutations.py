@@ -19,7 +19,7 @@ NOISED, UNITS = "train/noised.py", "train/unit_gradients.py"
 TRAINING, OF_STEPS, RUNS, OF_SCORES = "test_training.py", "test_steps.py", "test_runs.py", "test_held_out.py"
 GRADIENTS = "../../train/test_unit_gradients.py"
 MUTATIONS: dict[str, tuple[str, str, str, str]] = {
-    "noise halved": (STEPS, "terms.deviation, self", "terms.deviation / 2, self", OF_STEPS),
+    "noise halved": (STEPS, "self._noise, terms.deviation)", "self._noise, terms.deviation / 2)", OF_STEPS),
     "z² for z": (TERMS, "whole = self.noise_multiplier *", "whole = self.noise_multiplier**2 *", OF_STEPS),
     "noise per chunk": (NOISED, "chunks(picked):\n", "chunks(picked):\n        steps.release(total)\n", TRAINING),
     "mean clipped": (NOISED, "in found.cpu():", "in found.cpu().mean(0, keepdim=True):", TRAINING),
