@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 _CHUNK = 1 << 16  # numbers that are looked at together, so that the float64 in between stays in the cache
-
-
 _LANES = 8  # numbers that torch's loop of adamw takes at once, with AVX512 too; the last ones it takes one by one
 
 

@@ -7,13 +7,14 @@ passes with a false leaf with probability 2^-60 at most, and learns nothing from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedtorch.core.kernels import tag_sums
-from fedtorch.core.prime import Words, reduced
+from fedtorch.core.prime import Words, added, reduced
 from fedtorch.privacy.secure_sum.keys import derived
 from fedtorch.trust.merkle import LEAF
 
@@ -76,6 +77,11 @@ class TagKey:
     def pads(self, party: str, leaves: int) -> Words:
         """The pads of a party, one for each leaf of its part, uint64, below p."""
         return reduced(words(derived(self._key, f"pads of tags/{self._exchange}/{party}"), leaves))
+
+    def padded(self, tags: Sequence[Words], party: str) -> Words:
+        """The tags of a party's part, window by window, in one vector with its pads."""
+        count = sum(map(len, tags))
+        return added([np.concatenate(tags), self.pads(party, count)] if tags else [], count)
 
 
 def drawn_leaves(key: bytes, record: str, count: int, share: float) -> list[int]:

@@ -1,4 +1,4 @@
-"""What several files of runs share."""
+"""Folders of parties, which several files of tests share."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def greedy(plan: AsyncPlan, ranks: int) -> float:
 
 @pytest.mark.parametrize("buffer", SPECIFIED)
 def test_how_busy_ranks_are(buffer: int) -> None:
-    """Of 20 seeds none lets a rank idle though a job is ready; the specification's seed is one like them."""
+    """No rank idles though a job is ready, for any of 20 seeds; the specification's seed is one like them."""
     plans = [drawn(100, 200 // buffer, buffer=buffer, concurrent=10, seed=seed) for seed in range(20)]
     for ranks, specified in zip((1, 2, 4, 8), SPECIFIED[buffer], strict=True):
         shares = [busy_share(plan, with_equal_costs(ranks, NAMES)) for plan in plans]

@@ -1,4 +1,4 @@
-"""What torch's FSDP2 asks of a device beside what the package does: streams that wait, and collectives of a worker.
+"""Calls of torch's FSDP2 to a device beside those of the package: streams that wait, and collectives of a worker.
 
 What is moved goes over gloo, from the numbers of pretended tensors, so the bits are those of ranks on the CPU. Memory
 is neither freed nor pinned, and there is no autocast: torch lets nobody make these for such a device. With torch 2.13.

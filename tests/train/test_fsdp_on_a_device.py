@@ -35,7 +35,7 @@ SHOWN = ("offload",)
 
 
 def one_worker(size: int, names: Sequence[str], is_there: bool) -> dict[str, Any]:
-    """What each case comes to, on pretended devices or on the CPU."""
+    """Results of each case, on pretended devices or on the CPU."""
     device, found = install_fsdp() if is_there else torch.device("cpu"), {}
     with DistributedCommunicator.join(("c",), timeout_s=60, device=device) as comm:
         comm.preflight({"config": "same"})

@@ -106,8 +106,7 @@ class SilosPart:
         sent = salted(salt, self._hashes)
         if self._key is None:
             return sent, salt, np.empty(0, np.uint64)
-        pads = self._key.pads(self._witness.party, self._leaves)
-        tags = added([np.concatenate(self._tags), pads] if self._tags else [], self._leaves)
+        tags = self._key.padded(self._tags, self._witness.party)
         return sent, salt, tags if mask is None else mask(tags)
 
 

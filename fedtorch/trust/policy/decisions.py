@@ -22,7 +22,7 @@ class Decisions:
     """The file; its owner alone can read it."""
 
     folder: Path
-    """Of the run."""
+    """Folder of the run."""
 
     def add(self, *decisions: Mapping[str, object]) -> None:
         """Write decisions down, each with the time of this machine, in seconds since 1970.

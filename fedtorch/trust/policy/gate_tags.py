@@ -28,7 +28,7 @@ class GateTags:
     """The key, and what was asked of it since the parties met."""
 
     folder: Path
-    """Of the run."""
+    """Folder of the run."""
     party: str
     """Name of this silo."""
     meeting: OwnMeeting

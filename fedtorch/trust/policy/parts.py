@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fedtorch.core.errors import PolicyError
 from fedtorch.core.kernels import Fold
-from fedtorch.core.prime import Words, added
+from fedtorch.core.prime import Words
 from fedtorch.privacy.secure_sum.party import Party, PublicKeys
 from fedtorch.privacy.secure_sum.terms import SumTerms
 from fedtorch.privacy.secure_sum.texts import OwnParty
@@ -59,7 +59,7 @@ class OutgoingPart:
     key: TagKey | None = None
     """Makes its tags."""
     name: str = ""
-    """Of this party, whose pads they have."""
+    """Name of this party, whose pads they have."""
     tags: list[Words] = field(default_factory=list)
     """Tags of the leaves that have left, before their pads."""
     left: dict[int, int] = field(default_factory=dict)
@@ -87,6 +87,8 @@ class OutgoingPart:
         parts = [update[start : start + count] for update in self.updates]
         if parts:
             Fold(parts, self.factors, total, fresh=True).add(0, count)
+        if self.way == "sum" and self.key is None:
+            return total
         whole = total.astype(np.int64)
         if self.key is not None:
             self.tags.append(self.key.tags(whole, first=sum(map(len, self.tags))))
@@ -113,8 +115,7 @@ class OutgoingPart:
         """Its tags as they leave, with pads and under masks; none where it has no key."""
         if self.key is None or not self.tags:
             return np.empty(0, np.uint64)
-        count = sum(map(len, self.tags))
-        found = added([np.concatenate(self.tags), self.key.pads(self.name, count)], count)
+        found = self.key.padded(self.tags, self.name)
         return found if self.party is None or self.way != "masked" else self.party.mask_tags(found)
 
 
