@@ -80,7 +80,7 @@ def test_verdicts_and_heartbeats_are_read_as_carefully() -> None:
 
 def meet_with_a_stranger() -> str:
     """Between two meetings somebody writes what the environment says; rank 2 comes late to the next one."""
-    with DistributedCommunicator.join(["a"], timeout_s=4, secret=os.environ.get(VARIABLE, "")) as comm:
+    with DistributedCommunicator.join(["a"], timeout_s=60, secret=os.environ.get(VARIABLE, "")) as comm:
         comm.barrier("train", round=0)
         if comm.rank == 1:
             stranger = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), wait_for_workers=False)
@@ -94,7 +94,7 @@ def meet_with_a_stranger() -> str:
 def test_a_forged_heartbeat_is_passed_over_and_the_ranks_own_awaited() -> None:
     """Unsigned, it was believed, and ended the job with a code after which no launcher starts it again."""
     forged = f"{'0' * 64} {json.dumps(BEAT | {'left': 'KeyError'})}"
-    outcomes = start_ranks(meet_with_a_stranger, 3, environ={"FORGED": forged, VARIABLE: SECRET}).join(timeout=30)
+    outcomes = start_ranks(meet_with_a_stranger, 3, environ={"FORGED": forged, VARIABLE: SECRET}).join()
     assert [outcome.result for outcome in outcomes] == ["went on"] * 3
 
 
@@ -106,7 +106,7 @@ def meet_over_a_tampered_link(spoiled: int) -> str:
         is_spoiled = comm.rank == spoiled and rank == 1 - spoiled and topic == "meeting1"
         send(self, rank, topic, forged if is_spoiled else data)
 
-    with DistributedCommunicator.join(["a"], timeout_s=4, secret=os.environ.get(VARIABLE, "")) as comm:
+    with DistributedCommunicator.join(["a"], timeout_s=60, secret=os.environ.get(VARIABLE, "")) as comm:
         Links.send = tampered  # type: ignore[method-assign]
         for round in range(3):
             comm.barrier("train", round=round)
@@ -116,14 +116,14 @@ def meet_over_a_tampered_link(spoiled: int) -> str:
 @pytest.mark.parametrize("spoiled", [0, 1])
 def test_a_note_or_verdict_that_was_changed_on_its_way_ends_the_job_so_that_it_is_started_again(spoiled: int) -> None:
     environ = {"FORGED": f"{'0' * 64} {json.dumps(BARRIER | {'stop': True})}", VARIABLE: SECRET}
-    outcomes = start_ranks(meet_over_a_tampered_link, 3, spoiled, environ=environ).join(timeout=30)
+    outcomes = start_ranks(meet_over_a_tampered_link, 3, spoiled, environ=environ).join()
     assert f"`meeting1/{spoiled}` was not written by a rank of this job" in outcomes[1 - spoiled].error
     assert outcomes[1 - spoiled].exit_code == ForgedNoteError.exit_code
     assert {outcome.exit_code for outcome in outcomes} <= {ForgedNoteError.exit_code, DeadlineError.exit_code}
 
 
 def test_without_a_secret_what_cannot_be_read_is_an_error_that_names_its_place() -> None:
-    outcomes = start_ranks(meet_over_a_tampered_link, 3, 0, environ={"FORGED": "[" * 50_000}).join(timeout=30)
+    outcomes = start_ranks(meet_over_a_tampered_link, 3, 0, environ={"FORGED": "[" * 50_000}).join()
     assert "the verdict of rank 0 (the server) cannot be read (RecursionError)" in outcomes[1].error
     assert outcomes[1].exit_code == PreflightError.exit_code
 
@@ -157,7 +157,7 @@ def test_a_rank_with_another_secret_ends_with_its_own_code_and_the_server_waits(
     differs: str, wrong: list[int], nodes: str
 ) -> None:
     environ = {VARIABLE: SECRET, "DIFFERS": differs, "GROUP_WORLD_SIZE": nodes}
-    outcomes = start_ranks(differ, 3, environ=environ).join(timeout=30)
+    outcomes = start_ranks(differ, 3, environ=environ).join()
     for rank in wrong:
         assert outcomes[rank].exit_code == PreflightError.exit_code
         assert f"the secret ({VARIABLE}) of this side is not that of the server" in outcomes[rank].error

@@ -39,7 +39,7 @@ class Median(FedAvg):
 
 
 def as_rank(folder: str, algorithm: Median) -> str:
-    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=3) as comm:
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=5) as comm:
         comm.preflight({})
         return make_runner(make_config(Path(folder), TASK, algorithm, rounds=1), comm).run().digest
 
@@ -47,8 +47,8 @@ def as_rank(folder: str, algorithm: Median) -> str:
 def test_combining_for_longer_than_the_timeout_ends_nothing_while_updates_are_asked_for(tmp_path: Path) -> None:
     expected = make_runner(make_config(tmp_path / "one", TASK, Median(), rounds=1)).run().digest
     began = time.monotonic()
-    assert run_ranks(as_rank, 3, str(tmp_path / "many"), Median(each_s=0.6))[0] == expected
-    assert time.monotonic() - began > 3.5
+    assert run_ranks(as_rank, 3, str(tmp_path / "many"), Median(each_s=1.0))[0] == expected
+    assert time.monotonic() - began > 5.5
 
 
 @pytest.mark.slow

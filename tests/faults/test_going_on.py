@@ -415,5 +415,5 @@ def lose_the_server(folder: str) -> None:
 
 
 def test_without_the_server_all_end_at_once(tmp_path: Path) -> None:
-    outcomes = expect_exit(lose_the_server, SIZE, str(tmp_path), timeout=40)
+    outcomes = expect_exit(lose_the_server, SIZE, str(tmp_path))
     assert [o.exit_code for o in outcomes] == [-signal.SIGKILL, 7, 7, 7], outcomes[1].error

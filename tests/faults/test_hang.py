@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from supervisor import PHASES, Ended, at, supervise, toy_config
 
-TIMEOUT_S = 3
+TIMEOUT_S = 6
 CASES = [("payload", 1)]
 OTHERS = [(phase, victim) for phase in PHASES for victim in (0, 1, 2) if (phase, victim) not in CASES]
 
 
 def hang(folder: Path, faults: str, victim: int) -> Ended:
     sets = (f"system.timeout={TIMEOUT_S}",)
-    return supervise(toy_config(folder), faults=faults, sets=sets, max_restarts=0, grace_s=7, stuck=(victim,))
+    return supervise(toy_config(folder), faults=faults, sets=sets, max_restarts=0, grace_s=10, stuck=(victim,))
 
 
 def diagnoses(ended: Ended, victim: int) -> list[re.Match[str]]:
@@ -45,6 +45,6 @@ def test_a_stopped_rank_is_named_by_all_others(phase: str, victim: int, tmp_path
 def test_a_dead_loop_is_named_with_client_and_phase_and_its_stack_is_in_its_log(tmp_path: Path) -> None:
     ended = hang(tmp_path, "hang:phase=train,rank=1,round=1,step=2", 1)
     assert len(diagnoses(ended, 1)) == 2
-    assert re.search(r"rank 1 gave no sign of life for \d s: client `\w`, round 1, phase train, step \d", ended.log(0))
+    assert re.search(r"rank 1 gave no sign of life for \d+ s: client `\w`, round 1, phase train, step \d", ended.log(0))
     stack = ended.log(1)
-    assert "Timeout (0:00:02" in stack and re.search(r'faults.py", line \d+ in _happen', stack)
+    assert "Timeout (0:00:05" in stack and re.search(r'faults.py", line \d+ in _happen', stack)

@@ -125,7 +125,7 @@ class Ranks:
         """Process id of each rank."""
         return [process.pid or 0 for process in self.processes]
 
-    def join(self, timeout: float = 60.0, stopped: Sequence[int] = ()) -> list[Outcome]:
+    def join(self, timeout: float = 120.0, stopped: Sequence[int] = ()) -> list[Outcome]:
         """Wait for all ranks and return their outcomes by rank; those that are late are killed (exit code −9).
 
         stopped: ranks that will not end by themselves; killed as soon as the others have ended.
@@ -173,7 +173,7 @@ def start_ranks(function: Callable[..., Any], size: int, *args: Any, environ: di
 
 
 def run_ranks(
-    function: Callable[..., Any], size: int, *args: Any, timeout: float = 60.0, environ: dict[str, str] | None = None
+    function: Callable[..., Any], size: int, *args: Any, timeout: float = 120.0, environ: dict[str, str] | None = None
 ) -> list[Any]:
     """Run `function(*args)` on `size` ranks and return their results by rank.
 
@@ -190,7 +190,7 @@ def run_ranks(
 
 
 def expect_exit(
-    function: Callable[..., Any], size: int, *args: Any, timeout: float = 60.0, environ: dict[str, str] | None = None
+    function: Callable[..., Any], size: int, *args: Any, timeout: float = 120.0, environ: dict[str, str] | None = None
 ) -> list[Outcome]:
     """The same for ranks that are to fail: their outcomes, with exit codes and errors."""
     return start_ranks(function, size, *args, environ=environ).join(timeout)

@@ -20,6 +20,7 @@ from contextlib import suppress
 
 from typing_extensions import Self
 
+from fedtorch.comm.job.awake import lefts
 from fedtorch.comm.job.interfaces import is_own
 from fedtorch.comm.job.ports import listen
 from fedtorch.comm.job.store import Store
@@ -157,7 +158,9 @@ class Links:
             return bool(self._came.get(key)) or topic in self._over or rank in self.ended
 
         with self._changed:
-            self._changed.wait_for(is_settled, limit_s)
+            for left_s in lefts(limit_s):
+                if self._changed.wait_for(is_settled, left_s):
+                    break
             if waiting := self._came.get(key):
                 found = waiting.popleft()
                 if not waiting:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from fedtorch.comm.job.awake import awake_s
 from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.notes import name, read_heartbeat
 from fedtorch.comm.job.rejoin import is_waiting
@@ -40,7 +41,7 @@ class _Seen:
     beat: dict[str, Any]
     """Its last heartbeat."""
     since: float
-    """When this rank first saw it, by its own monotonic clock."""
+    """When this rank first saw it, by the clock of `awake`."""
 
 
 class Liveness:
@@ -48,8 +49,9 @@ class Liveness:
 
     A heartbeat is a counter, what the rank is doing, and, when it has left because of an error, the error's class
     name (never its text, which could quote a client's). Clocks of different machines are never compared: a rank is
-    silent since the moment at which this rank first saw its present counter. Of a rank on the same machine it is
-    seen at once when its process is gone; of any other, where it `sees_ends`.
+    silent since the moment at which this rank first saw its present counter, without the time in which this rank did
+    not run itself. Of a rank on the same machine it is seen at once when its process is gone; of any other, where it
+    `sees_ends`.
     """
 
     rank: int
@@ -88,7 +90,7 @@ class Liveness:
         self._count, self._written_at = 0, 0.0
         self._written: tuple[Any, ...] = ()
         self._has_failed = False
-        self._seen = {other: _Seen({}, time.monotonic()) for other in range(size) if other != rank}
+        self._seen = {other: _Seen({}, awake_s()) for other in range(size) if other != rank}
 
     def beat(self, *, left: str = "", failed: bool = False, **doing: Any) -> None:
         """Note what this rank does (`phase`, `round`, `client`, `step`); written at once if phase or client is new.
@@ -158,7 +160,7 @@ class Liveness:
     def missing(self, awaited: Collection[int]) -> list[int]:
         """Which of the awaited ranks have left or are dead; if none, which were silent for the timeout."""
         self._read(awaited)
-        now = time.monotonic()
+        now = awake_s()
         gone = [r for r in awaited if self._seen[r].beat.get("left") or self._is_gone(r)]
         return gone or [r for r in awaited if now - self._seen[r].since > self.patience(r)]
 
@@ -199,7 +201,7 @@ class Liveness:
             if self._store.has([key]) and (text := self.read(key, other)) is not None:
                 beat = read_heartbeat(text, other)
                 if beat != seen.beat:
-                    self._seen[other] = _Seen(beat, time.monotonic())
+                    self._seen[other] = _Seen(beat, awake_s())
 
     def read(self, key: str, other: int) -> str | None:
         """Return the rank's note under `key`, which exists; None, and a line in the log, where another one wrote it."""
@@ -244,7 +246,7 @@ class Liveness:
     def describe(self, other: int) -> str:
         """One line on the rank: for how long it is silent and what it was doing then."""
         seen = self._seen[other]
-        beat, silence = seen.beat, time.monotonic() - seen.since
+        beat, silence = seen.beat, awake_s() - seen.since
         role = name(other) + self.labels.get(other, "")
         if not beat:
             return f"{role} was never there in {silence:.0f} s (system.start_timeout); look for its log or its machine"

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from fedtorch.comm.job import addresses
+from fedtorch.comm.job.awake import awake_s
 from fedtorch.comm.job.links import Links
 from fedtorch.comm.job.liveness import Liveness
 from fedtorch.comm.job.notes import MOST_TOLD, read_note, read_verdict
@@ -137,8 +138,8 @@ class Rendezvous:
 
     def wait_regardless(self, keys: Mapping[int, str], limit_s: float) -> None:
         """Wait for all `keys`, but those of ranks that are dead, or until `limit_s` has passed."""
-        give_up_at = time.monotonic() + limit_s
-        while time.monotonic() < give_up_at:
+        give_up_at = awake_s() + limit_s
+        while awake_s() < give_up_at:
             awaited = [rank for rank, key in keys.items() if not self._store.has([key])]
             if len(self._liveness.dead(awaited)) == len(awaited):
                 return

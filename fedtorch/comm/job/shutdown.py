@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
+from fedtorch.comm.job.awake import awake_s
 from fedtorch.comm.job.interfaces import named
 from fedtorch.comm.job.liveness import Liveness
 from fedtorch.comm.job.rejoin import HEARD, OVER, STAYS
@@ -80,7 +81,7 @@ class Shutdown:
         Everyone alive comes here soon after the first one (sockets are closed), and says so; who stays silent is
         dead, stopped, or still somewhere else.
         """
-        give_up_at = time.monotonic() + self._grace_s
+        give_up_at = awake_s() + self._grace_s
         self._drop()
 
         def of_these(ranks: Sequence[int]) -> list[int]:
@@ -88,7 +89,7 @@ class Shutdown:
 
         try:
             self._liveness.beat(failed=True)
-            while (suspects := of_these(self._liveness.unaccounted())) and time.monotonic() < give_up_at:
+            while (suspects := of_these(self._liveness.unaccounted())) and awake_s() < give_up_at:
                 if of_these(self._liveness.left(first=True)) or len(self._liveness.dead(suspects)) == len(suspects):
                     break
                 time.sleep(0.05)

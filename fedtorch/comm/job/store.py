@@ -6,6 +6,7 @@ import copy
 import queue
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -14,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from fedtorch.comm.job.attempt import agree_on_attempt
+from fedtorch.comm.job.awake import lefts
 from fedtorch.comm.job.call_thread import Answer, CallThread
 from fedtorch.comm.job.interfaces import LOOPBACK_NAMES, is_own
 from fedtorch.comm.job.parties import Identity, signature_of
@@ -266,16 +268,17 @@ class Store:
     def _call(self, job: Callable[[], Any], limit_s: float | None = None) -> Any:
         if self._is_dead:
             raise DeadlineError(f"the store at {self.where} is gone, and rank 0 or the launcher with it")
-        try:
-            value, problem = self._calls.start(job).get(timeout=limit_s or self.timeout_s)
-        except queue.Empty:
-            self._is_dead = True
-            raise DeadlineError(
-                f"the store at {self.where} gave no answer for {limit_s or self.timeout_s:g} s; its host (rank 0 or "
-                "the launcher) is stopped or unreachable"
-            ) from None
-        self._check(problem)
-        return value
+        answers, limit_s = self._calls.start(job), limit_s or self.timeout_s
+        for left_s in lefts(limit_s):
+            with suppress(queue.Empty):
+                value, problem = answers.get(timeout=left_s)
+                self._check(problem)
+                return value
+        self._is_dead = True
+        raise DeadlineError(
+            f"the store at {self.where} gave no answer for {limit_s:g} s; its host (rank 0 or the launcher) is stopped "
+            "or unreachable"
+        )
 
     def _check(self, problem: str) -> None:
         if problem:
