@@ -136,11 +136,13 @@ TOGETHER = {**MEAN, "paradigm": "centralized", "client.batch_size": 128}
 KINDS: list[dict[str, Any]] = [{}, RESET, MEAN]
 
 
-def losses(given: dict[str, Any], changes: Mapping[str, Any] | None = None) -> tuple[float, float]:
-    """Losses of test and training rows at the end of a run."""
+def losses(
+    given: dict[str, Any], changes: Mapping[str, Any] | None = None, trained: str = "train"
+) -> tuple[float, float]:
+    """Losses of test and training rows, which are those of a split, at the end of a run."""
     with redirect_stdout(io.StringIO()):  # its table
         result = fedtorch.run(given, dict(changes or {}), resume="never")
-    totals = result.records.query("kind == 'eval_total' and split == 'train'")
+    totals = result.records.query("kind == 'eval_total' and split == @trained")
     return -result.scores.overall["likelihood"].micro, -totals["metrics.likelihood.micro"].iloc[-1]
 
 

@@ -66,8 +66,8 @@ def test_a_silent_rank_is_named_on_all_others(culprit: int) -> None:
     name = "rank 0 (the server)" if culprit == 0 else "rank 2"
     for rank, outcome in enumerate(outcomes):
         if rank != culprit:
-            doing = "client `a`, round 7, phase train, step 12"
-            assert re.search(rf"{re.escape(name)} gave no sign of life for \d+ s: {doing}", outcome.error), outcome.error
+            told = rf"{re.escape(name)} gave no sign of life for \d+ s: client `a`, round 7, phase train, step 12"
+            assert re.search(told, outcome.error), outcome.error
             assert outcome.exit_code == DeadlineError.exit_code
 
 
