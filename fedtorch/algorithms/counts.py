@@ -104,7 +104,7 @@ class Counts(Algorithm):
 
 
 class CountsByRound(Counts):
-    """Counts of whose vector only the cells of a round travel; where silos check sums, all of it does."""
+    """Counts of whose vector only the cells of a round travel; where parties sign, all of it does."""
 
     def places(self, way: Way, layout: Layout, client: str, round: int) -> Places | None:
         """Up and down: cells of the round, and who took part in it; what is received is of the round before."""

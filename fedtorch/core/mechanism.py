@@ -60,6 +60,8 @@ class Mechanism:
     """may clients that train be evaluated, each by itself?"""
     public_exponent: int | None = None
     """of the scale 2^e at which updates are whole numbers, where no report decides it and all weigh the same"""
+    public_figures: tuple[str, ...] = ()
+    """names of further numbers of a report that follow from the config and from what was noised alone"""
     masking: Any = None
     """what the ranks of a secure sum have in common (`privacy.public_sum.Masking`); None: updates are not hidden"""
     may_withhold: bool = False

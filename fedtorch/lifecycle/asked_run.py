@@ -7,18 +7,21 @@ from dataclasses import replace
 
 import torch
 
+from fedtorch.algorithms.counts import Counts
 from fedtorch.config.schema import Config
 from fedtorch.core.client import folder_name
 from fedtorch.core.mechanism import Mechanism
 from fedtorch.core.update import Report
 from fedtorch.rounds.context import keeps_state
 from fedtorch.setup.build import BuiltRun, rebuild
+from fedtorch.setup.counting import noise_on
 from fedtorch.setup.mechanism import make_mechanism
 from fedtorch.setup.pinned_data import without_data
 from fedtorch.setup.record import silo_terms, silos_folder
 from fedtorch.setup.silo_promise import least_parties, promise_to, sends_messages
+from fedtorch.tasks.counted import Counted
 from fedtorch.trust.merkle import LEAF, root
-from fedtorch.trust.policy.asked import Asked
+from fedtorch.trust.policy.asked import Asked, AskedNoise
 from fedtorch.trust.policy.kinds import EXAMPLE_SCORES, MESSAGES, REPORTS, SCORES
 
 _WHOLE = 8
@@ -58,7 +61,7 @@ def asked_of(config: Config, clients: Sequence[str], num_ranks: int, *, is_new: 
     sizes = tuple(zip(layout.names, layout.sizes, strict=True)) if vectors else ()
     own = [name for name in clients if built.clients.named(name) is not None] or list(clients)
     promises = [promise_to(built, name, is_new=is_new) for name in own]
-    of_record = config.privacy.kind == "record"
+    of_record, public = config.privacy.kind == "record", make_mechanism(built, is_server=False).public_figures
     return Asked(
         sizes,
         vectors,
@@ -74,7 +77,7 @@ def asked_of(config: Config, clients: Sequence[str], num_ranks: int, *, is_new: 
         clips_updates=not of_record,
         verified=_verified(config),
         declared=_declared(config, own) if of_record else (),
-        figures=("noised_steps", *built.algorithm.limits.public_numbers) if of_record else (),
+        figures=(*public, *built.algorithm.limits.public_numbers) if public else (),
         noise=_noise(built, own),
         initial=_initial(built) if vectors else "",
     )
@@ -122,14 +125,17 @@ def _declared(config: Config, clients: Sequence[str]) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _noise(built: BuiltRun, clients: Sequence[str]) -> tuple[tuple[str, str, str, float, int], ...]:
+def _noise(built: BuiltRun, clients: Sequence[str]) -> tuple[AskedNoise, ...]:
     """Noise that these clients add to their parts of sums; none where it is simulated."""
-    privacy = built.config.privacy
+    privacy, algorithm, task = built.config.privacy, built.algorithm, built.task
+    if isinstance(algorithm, Counts) and isinstance(task, Counted) and built.config.counts_privately:
+        return tuple(noise_on(built.config, algorithm.rule, task, name) for name in clients)
     if privacy.kind != "record" or privacy.noise_at != "shared" or privacy.simulate:
         return ()
     terms, folder = silo_terms(built), silos_folder(built).absolute()
-    own = [(name, terms[name]) for name in clients]
-    return tuple((n, str(folder / folder_name(n)), privacy.noise, t.deviation, t.exponent) for n, t in own)
+    size = algorithm.exchanged_layout(built.engine.shared).size
+    blocks = {name: (((0, size, terms[name].deviation),),) for name in clients}
+    return tuple((n, str(folder / folder_name(n)), privacy.noise, terms[n].exponent, blocks[n]) for n in clients)
 
 
 def _verified(config: Config) -> float:

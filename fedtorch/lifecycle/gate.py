@@ -80,7 +80,8 @@ class Answers:
             if len(beside):
                 beside[:] = found.view(np.uint8).data
         elif asked == "noise":
-            return {"digest": gate.add_noise(Step(**question["step"]), np.frombuffer(beside, np.float64))}
+            blocks = [(int(start), int(stop), float(deviation)) for start, stop, deviation in question["blocks"]]
+            return {"digest": gate.add_noise(Step(**question["step"]), np.frombuffer(beside, np.float64), blocks)}
         elif asked == "finish":
             sent, salt, tags = gate.finish_part()
             if len(beside):

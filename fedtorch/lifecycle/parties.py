@@ -12,6 +12,7 @@ from fedtorch.comm.job.parties import Identity
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError, PreflightError
 from fedtorch.core.mechanism import Mechanism
+from fedtorch.privacy.counts import CountsLevel
 from fedtorch.privacy.public_sum import Masking
 from fedtorch.privacy.record.shared import SharedNoise
 from fedtorch.privacy.secure_sum.answers import Answers
@@ -64,7 +65,7 @@ def bind_to_party(config: Config, comm: Communicator, mechanism: Mechanism, *, i
     """
     _keep_answers(config, comm, mechanism.masking, is_new=is_new)
     gate = None if comm.witness is None else comm.witness.gate
-    if gate is not None and isinstance(mechanism, SharedNoise) and not mechanism.settings.simulate:
+    if gate is not None and isinstance(mechanism, SharedNoise | CountsLevel) and not config.privacy.simulate:
         mechanism.silos.elsewhere = gate.add_noise
 
 

@@ -25,11 +25,10 @@ from fedtorch.core.server import ServerState
 from fedtorch.core.silo_work import SiloWork
 from fedtorch.core.update import Report
 from fedtorch.privacy.digests import keyed_digest
-from fedtorch.privacy.noise import ADD
 from fedtorch.privacy.public_sum import Masking, exact_sum, settled_clients
-from fedtorch.privacy.record.silo import OwnSilos, Silo, Training, parts_of
+from fedtorch.privacy.record.silo import Block, OwnSilos, Silo, Step, Training, parts_of
 from fedtorch.privacy.record.terms import RELATION, Part, epsilon_of
-from fedtorch.privacy.stream import Stream, derived
+from fedtorch.privacy.stream import derived
 
 EXPONENT = 20
 """e: counts are multiples of 2^-e once they are noised."""
@@ -65,6 +64,10 @@ class CountTerms:
         """Standard deviation of a silo's noise on a number, in steps of 2^-e. most: m of its table."""
         return self.noise_multiplier * math.sqrt(most / (self.honest or 1)) * 2.0**EXPONENT
 
+    def blocks(self, cells: Cells) -> list[Block]:
+        """Numbers of these tables with the deviation of the noise on each."""
+        return [(part.start, part.stop, self.deviation(most)) for part, most in cells]
+
     def parts(self, releases: int) -> list[Part]:
         """So many tables, for the account: every unit is in them."""
         return [(1.0, self.noise_multiplier, releases)] if self.noise_multiplier and releases else []
@@ -77,9 +80,12 @@ class CountTerms:
 class NoisedCounts:
     """One silo's numbers of one round, on their way out."""
 
-    def __init__(self, silo: Silo, terms: CountTerms, round: int, cells: Cells, facts: Iterable[bytes]) -> None:
+    def __init__(
+        self, silo: Silo, terms: CountTerms, round: int, cells: Cells, facts: Iterable[bytes], client: str = ""
+    ) -> None:
         """facts: what else the noise must differ by, such as who takes part in a sum of shares."""
         self._silo, self._terms, self._round, self._cells, self._facts = silo, terms, round, cells, tuple(facts)
+        self._client = client
 
     def choose(self, unit: bytes, names: Sequence[bytes], most: int) -> list[bytes]:
         """Which `most` of a unit's names count: a draw of the silo's own, the same in every round and run."""
@@ -99,20 +105,15 @@ class NoisedCounts:
         """
         silo, terms = self._silo, self._terms
         cells = [cells for at, cells in enumerate(self._cells) if at not in unasked]
-        if not cells:
-            return
-        about: list[bytes | memoryview] = [
-            repr((terms, self._round, cells)).encode(),
-            *self._facts,
-            numbers.view(np.uint8).data,
-        ]
-        digest = keyed_digest(derived(silo.key, "counts digest"), about)
-        for at, (part, most) in enumerate(cells):
-            whole = numbers[part] * 2.0**EXPONENT
-            ADD[terms.noise](whole, terms.deviation(most), Stream(derived(silo.key, f"counts {digest} {at}")))
-            numbers[part] = whole * 2.0**-EXPONENT
+        about = [repr((terms, self._round, cells)).encode(), *self._facts]
+        before = keyed_digest(derived(silo.key, "counts digest"), about)
+        numbers *= 2.0**EXPONENT
+        step = Step(self._client, self._round, "counts", 0, 0, before)
+        digest = silo.add_noise(step, numbers, terms.noise, terms.blocks(cells))
+        numbers *= 2.0**-EXPONENT
         z = terms.noise_multiplier
-        silo.enter(Training(silo.run, self._round, "counts", 0, digest, digest, len(cells), 1.0, z, terms.delta))
+        if cells:
+            silo.enter(Training(silo.run, self._round, "counts", 0, digest, digest, len(cells), 1.0, z, terms.delta))
 
 
 class CountsLevel(Mechanism):
@@ -123,6 +124,7 @@ class CountsLevel(Mechanism):
     shows_losses = False
     shows_scores = False
     public_exponent = EXPONENT
+    public_figures = (_LEFT,)
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class CountsLevel(Mechanism):
         self.terms, self._clients = terms, tuple(clients)
         self._units, self._cells = units, cells
         self.masking = masking
-        self._silos = OwnSilos(open_silo)
+        self.silos = OwnSilos(open_silo)
         self._left: dict[str, int] = {}
 
     def silo(self, client: str) -> Silo:
@@ -149,7 +151,7 @@ class CountsLevel(Mechanism):
         Raises:
             CheckpointError: they are damaged, or not for their owner alone.
         """
-        return self._silos[client]
+        return self.silos[client]
 
     def rests(self, client: str, round: int) -> str:
         """Why the client takes no part: what is left of the run would pass its limit, by its ledger; empty: it does.
@@ -179,7 +181,7 @@ class CountsLevel(Mechanism):
         cells = self._cells(client, round)
 
         def begin(purpose: str, more: Iterable[bytes | memoryview]) -> Any:
-            return NoisedCounts(self.silo(client), self.terms, round, cells, facts)
+            return NoisedCounts(self.silo(client), self.terms, round, cells, facts, client)
 
         return SiloWork(examples, self._units(client, examples), 1, 1, "loop", 1, True, cast(Any, begin))
 
@@ -196,7 +198,7 @@ class CountsLevel(Mechanism):
     def reported(self, report: Report) -> Report:
         """That it took part; what leaves is in the counts."""
         extra = {}
-        if (silo := self._silos.get(report.client)) is not None and self.terms.noise_multiplier:
+        if (silo := self.silos.get(report.client)) is not None and self.terms.noise_multiplier:
             extra[_LEFT] = float(sum(steps for *_, steps in parts_of(silo.trained(silo.run))))
         found = Report(report.client, report.status, extra=extra)
         return replace(found, examples=1, steps=1) if report.status == "ok" else found

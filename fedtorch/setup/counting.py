@@ -11,9 +11,9 @@ from fedtorch.config.schema import Config
 from fedtorch.core.client import folder_name
 from fedtorch.core.silo_work import by_person
 from fedtorch.privacy.accounting import least_noise
-from fedtorch.privacy.counts import Cells, CountsLevel, CountTerms
+from fedtorch.privacy.counts import EXPONENT, Cells, CountsLevel, CountTerms
 from fedtorch.privacy.public_sum import Masking
-from fedtorch.privacy.record.silo import Silo
+from fedtorch.privacy.record.silo import Block, Silo
 from fedtorch.privacy.secure_sum.terms import threshold_of
 from fedtorch.rounds.topology import Topology
 from fedtorch.stats.prefixes import Noise
@@ -21,6 +21,9 @@ from fedtorch.stats.questions import CountPlan
 from fedtorch.stats.rule import CountRule
 from fedtorch.stats.settings import PersonUnit, StatsPrivacy
 from fedtorch.tasks.counted import Counted, plan_of
+
+Blocks = tuple[tuple[Block, ...], ...]
+"""Of each round, numbers with the deviation of their noise."""
 
 
 def counting(config: Config, topology: Topology) -> tuple[Counted, Counts]:
@@ -33,7 +36,7 @@ def counting(config: Config, topology: Topology) -> tuple[Counted, Counts]:
     hides = config.privacy.secure_sum is not None
     plan = plan_of(config.task, tuple(task.manifest()), stats, hides=hides)
     noise = Noise(0.0) if stats.privacy is None else Noise(noise_of(stats.privacy, plan), _honest(config, topology))
-    made = CountsByRound if config.trust.verify is None else Counts
+    made = CountsByRound if config.trust.members is None else Counts  # of places alone no party or gate has an account
     return task, made(CountRule(plan, noise, stats.min_count, stats.words, stats.recur))
 
 
@@ -68,10 +71,26 @@ def make_counts_level(config: Config, rule: CountRule, task: Counted, masking: M
         return units_of(settings, task, client, len(rows))
 
     def cells(client: str, round: int) -> Cells:
-        at = plan.silos.index(client)
-        return [(place.block(at), place.question.most) for place in plan.in_round(round)]
+        return cells_of(plan, client, round)
 
     return CountsLevel(terms_of(config, rule), plan.silos, open_silo, units, cells, masking)
+
+
+def cells_of(plan: CountPlan, client: str, round: int) -> Cells:
+    """Tables of a client that a round fills."""
+    at = plan.silos.index(client)
+    return [(place.block(at), place.question.most) for place in plan.in_round(round)]
+
+
+def noise_on(config: Config, rule: CountRule, task: Counted, client: str) -> tuple[str, str, str, int, Blocks]:
+    """Noise on a client's numbers, as `trust.policy.asked` has it: that it takes part in a round is public."""
+    plan, terms = rule.plan, terms_of(config, rule)
+    at, folder = plan.silos.index(client), ledgers_folder(config, task).absolute() / folder_name(client)
+    marks = [plan.present(round).start + at for round in range(plan.rounds)]
+    blocks = tuple(
+        ((mark, mark + 1, 0.0), *terms.blocks(cells_of(plan, client, round))) for round, mark in enumerate(marks)
+    )
+    return client, str(folder), terms.noise, EXPONENT, blocks
 
 
 def terms_of(config: Config, rule: CountRule) -> CountTerms:

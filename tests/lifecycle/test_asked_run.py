@@ -114,9 +114,9 @@ def test_privacy_of_rows_leaves_declared_numbers_alone(tmp_path: Path) -> None:
     found = asked(tmp_path, privacy=RECORD, **ONE_STEP)
     assert found.kinds == ("status", "steps", "states") and found.declared == (12,) and not found.clips_updates
     assert found.promise == "record" and found.parties == 3
-    ((client, folder, kind, deviation, exponent),) = asked(
-        tmp_path, privacy={**RECORD, "ledger": "l"}, **ONE_STEP
-    ).noise
+    with_ledger = asked(tmp_path, privacy={**RECORD, "ledger": "l"}, **ONE_STEP)
+    ((client, folder, kind, exponent, (((start, stop, deviation),),)),) = with_ledger.noise
+    assert (start, stop) == (0, sum(size for _, size in found.parameters))
     assert (client, Path(folder), kind) == ("south", tmp_path / "l" / "south", "normal")
     assert math.ldexp(deviation, -exponent) == pytest.approx(4.0 * 0.5 / math.sqrt(3 - 1))  # zC/√(t − a)
     assert Asked.read(json.loads(json.dumps(asdict(found)))).noise == found.noise
@@ -125,6 +125,19 @@ def test_privacy_of_rows_leaves_declared_numbers_alone(tmp_path: Path) -> None:
     assert alone.kinds == ("status", "steps", "norms", "states") and not alone.noise
     simulated = asked(tmp_path, privacy={**RECORD, "simulate": True, "seed": 1}, **ONE_STEP)
     assert (simulated.promise, simulated.epsilon, simulated.noise) == ("none", None, ())
+
+
+def test_of_counts_each_table_has_its_noise_and_that_a_silo_takes_part_is_public(tmp_path: Path) -> None:
+    stats = {"words": {"longest": 3}, "privacy": {"noise_multiplier": 2.0, "delta": 1e-5, "ledger": "l"}}
+    found = asked(tmp_path, paradigm="stats", stats=stats)
+    assert "figures" not in found.kinds and found.figures == ("releases",) and found.promise == "record"
+    ((client, folder, kind, exponent, rounds),) = found.noise
+    assert (client, Path(folder), kind, exponent) == ("south", tmp_path / "l" / "south", "normal", 20)
+    assert len(rounds) == found.rounds > 1
+    for (mark, *tables), round in zip(rounds, range(found.rounds), strict=True):
+        assert mark == (3 * round + 1, 3 * round + 2, 0.0)
+        assert tables and all(math.ldexp(deviation, -20) >= 2.0 for *_, deviation in tables)
+    assert not asked(tmp_path, paradigm="stats", stats={"labels": {"longest": 3}}).noise
 
 
 def test_noised_scores_of_a_silo_are_scores(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
@@ -494,12 +494,20 @@ def begun(connection: socket.socket, tmp_path: Path) -> GateKey:
 
 
 def noised(tmp_path: Path, exponent: int = 20) -> Asked:
-    about = ("south", str(tmp_path / "silos" / "south"), "normal", 2.0**19, exponent)
+    about = ("south", str(tmp_path / "silos" / "south"), "normal", exponent, (tuple(WHOLE),))
     return replace(ASKED, clip=None, clips_updates=False, noise=(about,))
+
+
+def counted(tmp_path: Path) -> Asked:
+    """Two rounds: in the first 98 cells and one further, beside a number that is public; in the second some of them."""
+    rounds = (((0, 1, 0.0), (1, 99, 2.0**19), (99, 100, 2.0**20)), ((0, 1, 0.0), (1, 50, 2.0**19)))
+    about = ("south", str(tmp_path / "silos" / "south"), "normal", 20, rounds)
+    return replace(noised(tmp_path), noise=(about,))
 
 
 UNSAFE = {"require": {}, "limits": {}, "may_leave": {**POLICY["may_leave"], "parameters": ["*"]}}
 STEP = Step("south", 0, "train", 0, 0, "ab" * 32)
+WHOLE = [(0, 100, 2.0**19)]
 
 
 def test_a_gate_adds_the_noise_that_the_training_process_would_have_added(make: Make, tmp_path: Path) -> None:
@@ -507,10 +515,10 @@ def test_a_gate_adds_the_noise_that_the_training_process_would_have_added(make: 
     gate.begin()
     total = np.round(np.linspace(-1e6, 1e6, 100))
     mine = total.copy()
-    digest = gate.add_noise(STEP, mine)
+    digest = gate.add_noise(STEP, mine, WHOLE)
     silo = Silo.open(tmp_path / "silos" / "south", "")
     others = total.copy()
-    assert silo.add_noise(STEP, others, "normal", 2.0**19) == digest and np.array_equal(mine, others)
+    assert silo.add_noise(STEP, others, "normal", WHOLE) == digest and np.array_equal(mine, others)
     assert 0.5 < np.std(mine - total) / 2.0**19 < 1.5
     gate.pass_update("south", 0, mine * 2.0**-20)
     first, second = decisions(tmp_path)
@@ -531,7 +539,7 @@ def test_one_noise_is_never_on_two_sums(make: Make, tmp_path: Path) -> None:
     found = []
     for more in (0.0, 1.0):
         total = np.full(100, more)
-        gate.add_noise(STEP, total)
+        gate.add_noise(STEP, total, WHOLE)
         found.append(total - more)
     assert np.count_nonzero(found[0] == found[1]) < 5
 
@@ -540,12 +548,21 @@ def test_one_noise_is_never_on_two_sums(make: Make, tmp_path: Path) -> None:
     ("change", "said"),
     [
         (lambda gate, total: None, "a part to which the gate has not added its noise"),
-        (lambda gate, total: gate.add_noise(STEP, total.copy()), "a part to which the gate has not added its noise"),
-        (lambda gate, total: gate.add_noise(replace(STEP, round=1), total), "the gate has not added its noise"),
-        (lambda gate, total: gate.add_noise(replace(STEP, client="north"), total), "noise that the run has not asked"),
-        (lambda gate, total: gate.add_noise(STEP, total + 0.5), "a sum that is not of whole numbers"),
-        (lambda gate, total: gate.add_noise(STEP, total * 2.0**60), "a sum that is not of whole numbers"),
-        (lambda gate, total: gate.add_noise(STEP, total * np.nan), "a sum that is not of whole numbers"),
+        (
+            lambda gate, total: gate.add_noise(STEP, total.copy(), WHOLE),
+            "a part to which the gate has not added its noise",
+        ),
+        (lambda gate, total: gate.add_noise(replace(STEP, round=1), total, WHOLE), "the gate has not added its noise"),
+        (
+            lambda gate, total: gate.add_noise(replace(STEP, client="north"), total, WHOLE),
+            "noise that the run has not asked",
+        ),
+        (lambda gate, total: gate.add_noise(STEP, total + 0.5, WHOLE), "a sum that is not of whole numbers"),
+        (lambda gate, total: gate.add_noise(STEP, total * 2.0**60, WHOLE), "a sum that is not of whole numbers"),
+        (lambda gate, total: gate.add_noise(STEP, total * np.nan, WHOLE), "a sum that is not of whole numbers"),
+        (lambda gate, total: gate.add_noise(STEP, total, []), "numbers to which no noise would be added"),
+        (lambda gate, total: gate.add_noise(STEP, total, [(0, 100, 1.0)]), "numbers to which no noise would be added"),
+        (lambda gate, total: gate.add_noise(STEP, total, WHOLE * 2), "numbers to which no noise would be added"),
     ],
 )
 def test_a_part_without_the_gates_noise_does_not_leave(
@@ -557,6 +574,49 @@ def test_a_part_without_the_gates_noise_does_not_leave(
     with pytest.raises(PolicyError, match=f"require.privacy: .*{said}"):
         change(gate, total)
         gate.pass_update("south", 0, total * 2.0**-20)
+
+
+ONE, FIRST, LAST = 2.0**20, (1, 99, 2.0**19), (99, 100, 2.0**20)
+
+
+@pytest.mark.parametrize(("blocks", "filled"), [([FIRST, LAST], range(1, 100)), ([FIRST], range(1, 99)), ([], ())])
+def test_of_counts_only_what_was_asked_for_has_noise(
+    blocks: list[Any], filled: Sequence[int], make: Make, tmp_path: Path
+) -> None:
+    gate = make(UNSAFE, counted(tmp_path))
+    gate.begin()
+    total = np.zeros(100)
+    for place in filled:
+        total[place] = 3 * ONE
+    total[0] = ONE
+    before = total.copy()
+    gate.add_noise(STEP, total, blocks)
+    assert [*np.flatnonzero(total != before)] == [*filled]
+    gate.pass_update("south", 0, total / ONE)
+
+
+@pytest.mark.parametrize(
+    ("round", "blocks", "bare"),
+    [
+        (0, [FIRST], {0: ONE, 99: ONE}),  # of a table that was not asked for
+        (0, [FIRST, LAST], {0: 2 * ONE}),  # more than that the silo takes part
+        (0, [FIRST, LAST], {0: 1.0}),
+        (0, [(0, 1, 0.0), FIRST, LAST], {0: ONE}),
+        (1, [FIRST], {0: ONE}),  # of another round
+        (1, [(1, 50, 2.0**19)], {0: ONE, 60: ONE}),
+        (0, [(1, 99, 2.0**18), LAST], {0: ONE}),  # less noise than was asked for
+    ],
+)
+def test_a_count_without_its_noise_does_not_leave(
+    round: int, blocks: list[Any], bare: dict[int, float], make: Make, tmp_path: Path
+) -> None:
+    gate = make(UNSAFE, counted(tmp_path))
+    gate.begin()
+    total = np.zeros(100)
+    for place, number in bare.items():
+        total[place] = number
+    with pytest.raises(PolicyError, match=r"require.privacy: .*numbers to which no noise would be added"):
+        gate.add_noise(replace(STEP, round=round), total, blocks)
 
 
 def test_a_rank_signs_and_passes_updates_through_the_gate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -205,8 +206,8 @@ def leave_out_the_masks() -> None:
 def leave_out_the_noise() -> None:
     add = GateKey.add_noise
 
-    def add_to_a_copy(self: GateKey, step: Any, total: np.ndarray[Any, Any]) -> str:
-        return add(self, step, total.copy())
+    def add_to_a_copy(self: GateKey, step: Any, total: np.ndarray[Any, Any], blocks: Any) -> str:
+        return add(self, step, total.copy(), blocks)
 
     GateKey.add_noise = add_to_a_copy  # type: ignore[method-assign]
 
@@ -282,3 +283,50 @@ def test_code_in_the_training_process_gets_nothing_out(patch: str, line: str, pl
     assert "south refuses by its policy" in (places / "hub" / "run" / "status.json").read_text()
     last = decisions(places / "south" / "run")[-1]
     assert last["verdict"] == "refused" and last["line"] == line.partition(":")[0]
+
+
+COUNTED = {"labels": {"longest": 5, "width": 4}, "words": {"longest": 5, "width": 16}, "min_count": 2}
+SECURELY: dict[str, Any] = {"clip": 1.0, "secure_sum": {"threshold": 1.0}}
+OF_COUNTS = {
+    "may_leave": {"parameters": ["counts"], "reports": ["status", "steps", "examples"], "scores": False},
+    "require": {"privacy": {"kind": "record", "max_epsilon": 50, "delta": 1e-5}},
+}
+
+
+def counted(**privacy: Any) -> dict[str, Any]:
+    return {"paradigm": "stats", "stats": {**COUNTED, "privacy": {"noise_multiplier": 1.0, **privacy}}}
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "changes",
+    [
+        counted(),
+        {**counted(), "trust": {**TRUST, "verify": "all"}},
+        {**counted(noise_at="shared", noise="discrete"), "privacy": SECURELY},
+    ],
+    ids=["signed", "checked", "shared"],
+)
+def test_a_gate_adds_the_noise_of_counts_and_changes_no_bit(changes: dict[str, Any], places: Path) -> None:
+    tables = []
+    for gated in ("", "south"):
+        write(places, OF_COUNTS, **changes, run={"dir": str(places / gated / "run"), "name": "gated"})
+        told = run(places, gated)
+        assert {name: code for name, (code, _) in told.items()} == dict.fromkeys(told, 0), told
+        tables.append(json.loads((places / gated / "run-stats" / "stats.json").read_text())["tables"])
+        shutil.rmtree(places / "south" / "rows.privacy", ignore_errors=True)
+    assert tables[0] == tables[1]
+    found = decisions(places / "south" / "run-stats")
+    noised, sent = ([each[key] for each in found if key in each] for key in ("noised", "root"))
+    assert noised == sent and len(noised) > 2
+    assert all(each["deviation"] > 0.5 for each in found if "deviation" in each)
+
+
+@pytest.mark.processes
+def test_counts_without_their_noise_do_not_leave(places: Path) -> None:
+    write(places, OF_COUNTS, **counted(), run={"dir": str(places / "run"), "name": "gated"})
+    ended = expect_exit(as_party, len(PARTIES), str(places), "never", "south", "leave_out_the_noise")
+    assert [outcome.exit_code for outcome in ended] == [11] * 4, ended
+    last = decisions(places / "run-stats")[-1]
+    assert (last["verdict"], last["line"]) == ("refused", "require.privacy")

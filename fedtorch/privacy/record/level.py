@@ -68,7 +68,7 @@ class RecordLevel(Mechanism):
         """
         self._basis = basis.encode()
         self.terms, self.settings, self._kept = dict(terms), settings, frozenset(kept)
-        self.shows_losses = False
+        self.shows_losses, self.public_figures = False, (STEPS,)
         self.shows_scores = "scores" in settings.reveal
         self._units = units
         self.silos = OwnSilos(open_silo)

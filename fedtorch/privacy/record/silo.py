@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -115,7 +115,9 @@ class Step:
 
 
 Sum = npt.NDArray[np.float64]
-AddNoise = Callable[[Step, Sum], str]
+Block = tuple[int, int, float]
+"""First and last but one of some numbers of a sum, and the standard deviation of the noise on each, in steps."""
+AddNoise = Callable[[Step, Sum, Sequence[Block]], str]
 """Adds a step's noise to its sum, in place; returns the keyed digest of that sum and of all before it."""
 
 
@@ -181,18 +183,20 @@ class Silo:
         """All released steps for the account; run: of that alone."""
         return parts_of(one for one in self.trainings() if run in (None, one.run))
 
-    def add_noise(self, step: Step, total: Sum, kind: str, deviation: float) -> str:
+    def add_noise(self, step: Step, total: Sum, kind: str, blocks: Sequence[Block]) -> str:
         """Add a step's noise, in place, to its sum of whole numbers; the keyed digest of that sum and of all before it.
 
-        The noise follows from key, step and sum alone, so one is never on two sums. kind: as `privacy.noise`. Where
-        another process adds it (`elsewhere`), by what that one knows of kind and deviation.
+        The noise follows from key, step and sum alone, so one is never on two sums. kind: as `privacy.noise`. blocks:
+        numbers to which it is added. Where another process adds it (`elsewhere`), by what that one knows of the run.
         """
         if self.elsewhere is not None:
-            return self.elsewhere(step, total)
+            return self.elsewhere(step, total, blocks)
         content: memoryview = total.view(np.uint8).data
         found = keyed_digest(derived(self.key, "record digest"), [step.before.encode(), content])
         purpose = f"record noise/{step.purpose}/{step.number}/{found}"
-        ADD[kind](total, deviation, Stream(derived(self.key, purpose, step.round, step.attempt)))
+        for at, (start, stop, deviation) in enumerate(blocks):
+            key = derived(self.key, f"{purpose}/{at}" if at else purpose, step.round, step.attempt)
+            ADD[kind](total[start:stop], deviation, Stream(key))
         return found
 
     def attempt(self, start: str) -> int:

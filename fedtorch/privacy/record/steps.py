@@ -88,7 +88,7 @@ class NoisedSteps:
         """
         terms, place, exponent = self._terms, self._place, self.exponent
         step = Step(terms.silo, place.round, place.purpose, self._attempt, self._step, self._last)
-        self._last = self._silo.add_noise(step, total, self._noise, terms.deviation)
+        self._last = self._silo.add_noise(step, total, self._noise, [(0, len(total), terms.deviation)])
         self._step += 1
         total *= math.ldexp(1.0, -exponent) / (terms.batch if terms.pool is None else 1)
         return total

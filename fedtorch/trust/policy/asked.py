@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+AskedNoise = tuple[str, str, str, int, tuple[tuple[tuple[int, int, float], ...], ...]]
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -40,9 +42,10 @@ class Asked:
     """Numbers of examples that the config itself declares, so that a report with one tells nothing."""
     figures: tuple[str, ...] = ()
     """Names of further numbers of a report that follow from the config and from noised steps alone."""
-    noise: tuple[tuple[str, str, str, float, int], ...] = ()
+    noise: tuple[AskedNoise, ...] = ()
     """Noise that clients which live here add to their parts of a sum: name of the client, folder with its key, how it
-    is drawn (`privacy.noise`), its standard deviation in steps, and e, where a step is 2^-e."""
+    is drawn (`privacy.noise`), e, where a step is 2^-e, and blocks of numbers with its standard deviation in steps, of
+    each round in turn, the last ones in all further rounds; with 0: each is 0 or 1 and has no noise."""
     code: tuple[tuple[str, str], ...] = ()
     """sha256:... of all code that runs, and which it is."""
     members: str = ""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from fedtorch.core.errors import PolicyError, PreflightError
 from fedtorch.core.prime import Words
-from fedtorch.privacy.record.silo import Silo, Step
+from fedtorch.privacy.record.silo import Block, Silo, Step
 from fedtorch.privacy.secure_sum.terms import SumTerms
 from fedtorch.trust.keys import PrivateKey
 from fedtorch.trust.merkle import LEAF, root
@@ -34,6 +34,7 @@ from fedtorch.trust.policy.decisions import Decisions
 from fedtorch.trust.policy.file import Policy
 from fedtorch.trust.policy.gate_tags import GateTags
 from fedtorch.trust.policy.judge import judge, refuse
+from fedtorch.trust.policy.noised import leaves_nothing_bare
 from fedtorch.trust.policy.notes import Note, read_note, read_text
 from fedtorch.trust.policy.parts import WAYS, MaskedSum, OutgoingPart, factors_of
 from fedtorch.trust.policy.spent import BEGINS, Spent
@@ -177,10 +178,11 @@ class Gate:
             self.paper = f"{signature.hex()} {note.oath}".encode()
         return signature
 
-    def add_noise(self, step: Step, total: npt.NDArray[np.float64]) -> str:
+    def add_noise(self, step: Step, total: npt.NDArray[np.float64], blocks: Sequence[Block]) -> str:
         """Add the noise of a client's part, in place, to its sum of whole numbers; see `Silo.add_noise`.
 
-        From then on the gate lets out this part, or others that it has added noise to.
+        From then on the gate lets out this part, or others that it has added noise to. blocks: of those that the run
+        has asked for; whatever is outside of them is 0, or public.
 
         Raises:
             PolicyError: it is no such sum. CheckpointError: the noise's key cannot be read.
@@ -190,14 +192,18 @@ class Gate:
             self._refuse("require.privacy", "noise that the run has not asked for")
         if total.ndim != 1 or not np.all((np.rint(total) == total) & (np.abs(total) < _EXACT)):
             self._refuse("require.privacy", "a sum that is not of whole numbers, on which noise hides nothing")
-        _, folder, kind, deviation, exponent = about
-        digest = Silo.open(Path(folder), "").add_noise(step, total, kind, deviation)
-        unit = math.ldexp(1.0, -exponent)
+        _, folder, kind, exponent, rounds = about
+        unit, asked = math.ldexp(1.0, -exponent), rounds[min(step.round, len(rounds) - 1)]
+        public = [block for block in asked if not block[2]]
+        if not {*blocks} <= {*asked} - {*public} or not leaves_nothing_bare(total, blocks, public, 1 / unit):
+            self._refuse("require.privacy", "numbers to which no noise would be added")
+        digest = Silo.open(Path(folder), "").add_noise(step, total, kind, blocks)
         found = root((total * unit).view(np.uint8), LEAF * total.itemsize).hex()
         self.noised = {place: roots for place, roots in self.noised.items() if place[1] >= step.round}
         self.noised.setdefault((step.client, step.round), set()).add(found)
         said = {"at": f"round {step.round}", "verdict": "allowed", "line": "require.privacy", "client": step.client}
-        self.decisions.add({**said, "noised": found, "noise": kind, "deviation": deviation * unit})
+        of_noise = {"noise": kind, "deviation": min(block[2] for block in blocks) * unit} if blocks else {}
+        self.decisions.add({**said, "noised": found, **of_noise})
         return digest
 
     def pass_update(self, client: str, round: int, vector: Vector) -> str:

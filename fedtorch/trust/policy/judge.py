@@ -11,6 +11,7 @@ from fedtorch.core.errors import PolicyError
 from fedtorch.trust.policy.asked import Asked
 from fedtorch.trust.policy.file import Policy
 from fedtorch.trust.policy.kinds import KINDS, NAMES, SCORES
+from fedtorch.trust.policy.noised import shown_deviations
 
 Verdict = Literal["allowed", "refused", "not asked for"]
 _SHOWN = 3
@@ -130,8 +131,9 @@ def _privacy(policy: Policy, asked: Asked) -> Iterator[Line]:
 
 
 def _noise(policy: Policy, asked: Asked) -> Iterator[Line]:
-    for client, _, kind, deviation, exponent in asked.noise:
-        there = f"{kind} noise with a standard deviation of {math.ldexp(deviation, -exponent):.4g}"
+    for client, _, kind, exponent, rounds in asked.noise:
+        deviations = {math.ldexp(each, -exponent) for blocks in rounds for *_, each in blocks if each}
+        there = f"{kind} noise with a standard deviation of {shown_deviations(deviations)}"
         yield _line(policy, "require.privacy", "allowed", f"{there}, which the gate adds to the sum of `{client}`")
 
 

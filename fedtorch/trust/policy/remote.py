@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from fedtorch.core.errors import CheckpointError, ConfigError, FedtorchError, PolicyError, PreflightError, TrustError
 from fedtorch.core.prime import Words
-from fedtorch.privacy.record.silo import Step
+from fedtorch.privacy.record.silo import Block, Step
 from fedtorch.privacy.secure_sum.party import PublicKeys
 from fedtorch.privacy.secure_sum.terms import BrokenProtocolError, SumTerms, TooFewPartiesError
 from fedtorch.trust.kept import KeptFiles
@@ -115,13 +115,13 @@ class GateKey:
         """Begin to agree with the other silos on a key of tags, which stays in the gate."""
         return RemoteMeeting(self, str(self._ask({"ask": "meet"})["word"]))
 
-    def add_noise(self, step: Step, total: npt.NDArray[np.float64]) -> str:
+    def add_noise(self, step: Step, total: npt.NDArray[np.float64], blocks: Sequence[Block]) -> str:
         """Have the gate add the noise of a part, in place; see `Gate.add_noise`.
 
         Raises:
             PolicyError: it is no sum that noise is added to.
         """
-        return str(self._ask({"ask": "noise", "step": asdict(step)}, total)["digest"])
+        return str(self._ask({"ask": "noise", "step": asdict(step), "blocks": [*blocks]}, total)["digest"])
 
     def party(self, terms: SumTerms) -> GateParty:
         """This side of a secure sum, whose secrets stay in the gate.

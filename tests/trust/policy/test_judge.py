@@ -129,10 +129,12 @@ def test_what_no_line_can_name_is_refused(kind: str, policy: Policy) -> None:
 
 
 def test_the_noise_that_the_gate_adds_is_said(policy: Policy) -> None:
-    noised = replace(FITS, noise=(("south", "silos/south", "discrete", 3.0 * 2**20, 22),))
-    (found,) = {*judge(policy, noised)} - {*judge(policy, FITS)}
-    said = "discrete noise with a standard deviation of 0.75, which the gate adds to the sum of `south`"
-    assert (found.key, found.verdict, found.about) == ("require.privacy", "allowed", said)
+    one = ((0, 9, 3.0 * 2**20),)
+    for rounds, said in (((one,), "0.75"), ((one, ((0, 1, 0.0), (1, 9, 3.0 * 2**21))), "0.75 to 1.5")):
+        noised = replace(FITS, noise=(("south", "silos/south", "discrete", 22, rounds),))
+        (found,) = {*judge(policy, noised)} - {*judge(policy, FITS)}
+        told = f"discrete noise with a standard deviation of {said}, which the gate adds to the sum of `south`"
+        assert (found.key, found.verdict, found.about) == ("require.privacy", "allowed", told)
 
 
 def test_what_a_policy_allows_and_no_run_asks_for_is_said(tmp_path: Path) -> None:
