@@ -27,6 +27,7 @@ import pytest
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", LOCAL_SIZE="1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # a test on GPUs has set it for its ranks
 _CONTEXT = multiprocessing.get_context("forkserver")
+_ROOT = Path(__file__).parents[2]
 _USED = [
     "torch",
     "torch.distributed",
@@ -49,7 +50,12 @@ class _Server(ForkServer):
 
     def ensure_running(self) -> None:
         if self._starter in (0, os.getpid()):
-            super().ensure_running()
+            here = os.getcwd()
+            os.chdir(_ROOT)  # from where it imports `tests`; whatever it cannot import it leaves out, and says nothing
+            try:
+                super().ensure_running()
+            finally:
+                os.chdir(here)
             self._starter = os.getpid()
 
 
