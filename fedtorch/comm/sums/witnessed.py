@@ -131,8 +131,10 @@ class ServersPart:
             yield window
 
     def see_sum(self, start: int, window: npt.NDArray[Any]) -> None:
-        """Take the sum of all parts, whole numbers, from `start` on."""
+        """Take the sum of all parts, whole numbers, from `start` on; windows in order."""
         self._total[start : start + len(window)] = window
+        if self._witness.has_tags:  # while further windows are on their way
+            self._exchanged.hashes += leaves(self._total[start : start + len(window)])
 
     def finish(self, ranks: Sequence[int]) -> None:
         """After all windows: take the tags and receipts of the ranks that sent a part.
