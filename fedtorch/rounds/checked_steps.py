@@ -288,7 +288,8 @@ class CheckedSteps(Steps, ABC):
     def step_of(self, about: Mapping[str, Any], numbers: Whole) -> Tensor:
         """Make of these numbers of the sum what the server steps along."""
         whole = np.empty(min(len(numbers), PIECE))
-        found = self.witness.lend_vector(len(numbers), self.context.vectors.flat.dtype)
+        flat = self.context.vectors.flat
+        found = self.witness.lend_vector(len(flat), flat.dtype)[: len(numbers)]
         for part, out in zip(torch.from_numpy(numbers).split(PIECE), found.split(PIECE), strict=True):
             some = torch.from_numpy(whole[: len(part)]).copy_(part)
             out.copy_(self.context.mechanism.step_of(some, about["scale"], about["accepted"], found.dtype))
