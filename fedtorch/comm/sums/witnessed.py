@@ -1,9 +1,9 @@
 """Both sides of what parties sign: a receipt goes with all that a silo sends, and the server compares both.
 
 The receipt says what the silo had received and what it sends, so that bytes of a stranger are refused. Where silos
-check sums, a silo sends its part as one sum of whole numbers, or masked; the tags of its leaves go with it, and the
-receipt has the numbers that its clients are weighed by. The server then keeps the sum as whole numbers; what silos do
-with it is in `rounds.checked_steps`.
+check sums, a silo sends its part as one sum of whole numbers, as the only update of it, or masked; the tags of its
+leaves go with it, and the receipt has the numbers that its clients are weighed by. The server then keeps the sum as
+whole numbers; what silos do with it is in `rounds.checked_steps`.
 """
 
 from __future__ import annotations
