@@ -1,6 +1,10 @@
 """How much slower are rounds whose parties sign, and rounds that silos check? Every figure measured in this run.
 
-python benchmarks/checked_rounds.py [--rounds N] [--repeat N] [--steps N] [--json OUT]
+python benchmarks/checked_rounds.py [--mbit N] [--rounds N] [--repeat N] [--steps N] [--json OUT]
+
+By default all parties talk over loopback. With --mbit each has a network of its own, with a wire of so many Mbit/s in
+each direction to one switch (namespaces; Linux, root). They share this machine's processors in both, so work that
+parties do side by side takes longer than on hosts of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -23,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from rich.table import Table
 
 from benchmarks.command import console_of, parser_of, write_figures
-from benchmarks.measured import NOT_TIMED, Timing
+from benchmarks.measured import BEFORE, NOT_TIMED, Timing
 from benchmarks.processes import run_ranks
+from benchmarks.wires import Switch, enter_network, why_not
 from benchmarks.workloads import RandomTokens, Workload, shrunk
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.checkpoint.store import Checkpoints
@@ -32,6 +38,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.job.parties import Identity
 from fedtorch.comm.options import Network
 from fedtorch.config.schema import ClientConfig, Config, TrustConfig
+from fedtorch.core.update import Report
 from fedtorch.rounds.runner import Runner
 from fedtorch.setup.build import build
 from fedtorch.trust.keys import new_key, read_key
@@ -68,8 +75,19 @@ def make_parties(folder: Path, names: Sequence[str]) -> None:
     (folder / "members.yaml").write_text("\n".join(lines) + "\n")
 
 
-def time_rounds(workload: Workload, folder: Path, kind: str, steps: int) -> Timing:
-    """Run the workload on this rank; its timing."""
+def enter_host(hosts: Sequence[tuple[int, str]]) -> None:
+    """Go on in this rank's own network. hosts: of each rank a process that is there, and its address."""
+    enter_network(hosts[int(os.environ["RANK"])][0])
+    alone = {"MASTER_ADDR": hosts[0][1], "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    os.environ.update(alone)
+
+
+def time_rounds(
+    workload: Workload, folder: Path, kind: str, steps: int, hosts: Sequence[tuple[int, str]] = ()
+) -> Timing:
+    """Run the workload on this rank; its timing, and how long its clients train in a round. hosts: of `enter_host`."""
+    if hosts:
+        enter_host(hosts)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     built = build(config_of(workload, folder, kind, steps), num_ranks=size, rank=rank)
     proof: str | Identity = "the secret of all ranks"
@@ -85,36 +103,56 @@ def time_rounds(workload: Workload, folder: Path, kind: str, steps: int) -> Timi
             comm.begin_checks(has_records=KINDS[kind] is not None, has_tags=KINDS[kind] is not None)
         checkpoints = Checkpoints(built.config.folder / "checkpoints", keep=1)
         runner = Runner(built.components(comm, checkpoints, stop=lambda: False))
-        one_round = runner._one_round
+        one_round, train, trained = runner._one_round, runner.trainer.train_cohort, list[float]()
 
         def timed() -> None:
             one_round()
             ends.append((time.perf_counter(), time.process_time()))
 
-        runner._one_round = timed  # type: ignore[method-assign]
+        def train_timed() -> list[Report]:
+            begun = time.perf_counter()
+            reports = train()
+            trained.append(time.perf_counter() - begun)
+            return reports
+
+        runner._one_round, runner.trainer.train_cohort = timed, train_timed  # type: ignore[method-assign]
         runner.run()
-    took = [(end[0] - start[0], end[1] - start[1]) for start, end in pairwise(ends)][2 : 2 + workload.rounds]
-    return Timing([wall for wall, _ in took], [cpu for _, cpu in took])
+    counted = slice(BEFORE, BEFORE + workload.rounds)
+    took = [(end[0] - start[0], end[1] - start[1]) for start, end in pairwise(ends)][counted]
+    return Timing([wall for wall, _ in took], [cpu for _, cpu in took], {"train": median(trained[counted])})
 
 
-def measure(workload: Workload, repeat: int, steps: int) -> list[dict[str, Any]]:
-    """Runs of all kinds in turn; of each its seconds in a round, those of the processor, and both over the first's."""
+def run_kind(workload: Workload, kind: str, steps: int, mbit: float | None) -> list[Timing]:
+    """A run of all parties; the timing of each. mbit: None: over loopback."""
     names = list(workload.task.manifest())
+    folder = Path(tempfile.mkdtemp(prefix="fedtorch-checked-"))
+    try:
+        make_parties(folder, names)
+        with nullcontext() if mbit is None else Switch(len(names) + 1, mbit / 1e3) as switch:
+            hosts = [] if switch is None else [(machine.pid, machine.address) for machine in switch.machines]
+            ended = run_ranks(partial(time_rounds, workload, folder, kind, steps, hosts), len(names) + 1)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return [end.result for end in ended]
+
+
+def measure(workload: Workload, repeat: int, steps: int, mbit: float | None = None) -> list[dict[str, Any]]:
+    """Runs of all kinds in turn; of each its seconds in a round, those of the processor, and both over the first's."""
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+    train, server, silo = ({kind: list[float]() for kind in KINDS} for _ in range(3))
     for _ in range(repeat):
         for kind in KINDS:
-            folder = Path(tempfile.mkdtemp(prefix="fedtorch-checked-"))
-            try:
-                make_parties(folder, names)
-                ended = run_ranks(partial(time_rounds, workload, folder, kind, steps), len(names) + 1)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            rounds = len(ended[0].result.round_s)
-            cpu = sum(sum(end.result.cpu_s) for end in ended) / rounds
-            found[kind].append((median(ended[0].result.round_s), cpu))
+            hub, *silos = run_kind(workload, kind, steps, mbit)
+            train[kind].append(median(each.phases_s["train"] for each in silos))
+            cpu_s = [sum(each.cpu_s) / len(each.cpu_s) for each in (hub, *silos)]
+            server[kind].append(cpu_s[0])
+            silo[kind].append(median(cpu_s[1:]))
+            found[kind].append((median(hub.round_s), sum(cpu_s)))
     first, records = found["secret"], list[dict[str, Any]]()
     for kind, pairs in found.items():
-        record: dict[str, Any] = {"kind": kind, "steps": steps, "runs": len(pairs)}
+        record: dict[str, Any] = {"kind": kind, "steps": steps, "mbit": mbit, "runs": len(pairs)}
+        record |= {"train_s": median(train[kind]), "server_cpu_s": median(server[kind])}
+        record["silo_cpu_s"] = median(silo[kind])
         for place, name in enumerate(("s", "cpu_s")):
             ratios = sorted(pair[place] / base[place] for pair, base in zip(pairs, first, strict=True))
             record |= {name: median(pair[place] for pair in pairs), f"{name}_ratio": median(ratios)}
@@ -126,13 +164,15 @@ def measure(workload: Workload, repeat: int, steps: int) -> list[dict[str, Any]]
 def table_of(title: str, records: Sequence[dict[str, Any]]) -> Table:
     """A row for each kind."""
     table = Table(title=f"{title}: a round beside one with a secret", title_justify="left")
-    for head in ("parties have, silos check", "s", "ratio (range)", "CPU s of all", "ratio (range)"):
+    heads = ("parties have, silos check", "s", "of it training", "ratio (range)")
+    for head in (*heads, "CPU s of all", "of the server", "of a silo", "ratio (range)"):
         table.add_column(head, justify="left" if head.startswith("parties") else "right")
     for record in records:
         cells = [record["kind"]]
-        for name in ("s", "cpu_s"):
+        for name, parts in (("s", ("train_s",)), ("cpu_s", ("server_cpu_s", "silo_cpu_s"))):
             low, high = record[f"{name}_range"]
-            cells += [f"{record[name]:.3f}", f"{record[f'{name}_ratio']:.3f} ({low:.2f}-{high:.2f})"]
+            cells += [f"{record[each]:.3f}" for each in (name, *parts)]
+            cells.append(f"{record[f'{name}_ratio']:.3f} ({low:.2f}-{high:.2f})")
         table.add_row(*cells)
     return table
 
@@ -143,11 +183,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=WORKLOAD.rounds, help="timed rounds in each run")
     parser.add_argument("--repeat", type=int, default=5, help="runs of each kind")
     parser.add_argument("--steps", type=int, default=2, help="of a client in a round, so that training takes as long")
+    parser.add_argument("--mbit", type=float, help="of each party's wire in each direction; none: over loopback")
     parser.add_argument("--tiny", action="store_true", help="shrink models and data: does it run? not for timing")
     args = parser.parse_args(arguments)
     workload = replace(shrunk(WORKLOAD) if args.tiny else WORKLOAD, rounds=args.rounds)
-    records = measure(workload, args.repeat, args.steps)
-    console_of(120).print(table_of(workload.title, records))
+    if args.mbit is not None and not 1 <= args.mbit <= 1e6:
+        parser.error(f"--mbit is {args.mbit:g}; expected a number of Mbit/s from 1 to 1000000")
+    if args.mbit is not None and (reason := why_not()):
+        parser.error(f"--mbit: {reason}")
+    records = measure(workload, args.repeat, args.steps, args.mbit)
+    console_of(160).print(table_of(workload.title, records))
     write_figures(args.json, records)
     return 0
 

@@ -8,7 +8,6 @@ Started by `wires.Machine.connect_far`, for kernels without `netem`. Each namesp
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import select
@@ -18,16 +17,19 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
-_TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x40000000
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.wires import enter_network
+
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _LARGEST = 1 << 16
 
 
 def end(pid: int, address: str) -> int:
     """Make one end in the network of that process, with this address; its descriptor."""
-    with open(f"/proc/{pid}/ns/net") as network:
-        if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"the network of process {pid} cannot be entered")
+    enter_network(pid)
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", b"wire", _IFF_TUN | _IFF_NO_PI))
     for words in (f"addr add {address}/24 dev wire", "link set wire up mtu 1500 txqueuelen 10000"):

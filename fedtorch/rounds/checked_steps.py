@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedtorch.algorithms.weighting import shares
 from fedtorch.comm.job.witness import Exchanged, Witness
-from fedtorch.comm.sums.reproducible import SumScale
+from fedtorch.comm.sums.reproducible import PIECE, SumScale
 from fedtorch.core.client import Client
 from fedtorch.core.errors import PolicyError, TrustError, WrongWorkError
 from fedtorch.core.prime import Words
@@ -182,7 +182,7 @@ class CheckedSteps(Steps, ABC):
     def _of_sum(self, exchanged: Exchanged, decision: Decision) -> dict[str, Any]:
         """On the server: what a record says of the sum."""
         assert exchanged.total is not None and exchanged.tags is not None
-        exchanged.tree = levels(leaves(exchanged.total))
+        exchanged.tree = levels(exchanged.hashes)
         accepted = [report.client for report in decision.accepted]
         return {
             "accepted": accepted,
@@ -287,10 +287,13 @@ class CheckedSteps(Steps, ABC):
 
     def step_of(self, about: Mapping[str, Any], numbers: Whole) -> Tensor:
         """Make of these numbers of the sum what the server steps along."""
-        whole = self.witness.lend(len(numbers)).view(np.float64)
-        np.copyto(whole, numbers)
-        dtype = self.context.vectors.flat.dtype
-        return self.context.mechanism.step_of(torch.from_numpy(whole), about["scale"], about["accepted"], dtype)
+        whole = np.empty(min(len(numbers), PIECE))
+        flat = self.context.vectors.flat
+        found = self.witness.lend_vector(len(flat), flat.dtype)[: len(numbers)]
+        for part, out in zip(torch.from_numpy(numbers).split(PIECE), found.split(PIECE), strict=True):
+            some = torch.from_numpy(whole[: len(part)]).copy_(part)
+            out.copy_(self.context.mechanism.step_of(some, about["scale"], about["accepted"], found.dtype))
+        return found
 
     def wrong(self, what: str) -> TrustError:
         return WrongWorkError(

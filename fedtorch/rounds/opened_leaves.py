@@ -149,34 +149,37 @@ class _Opening:
             TrustError: a leaf is not the record's, its sum not that of the parts, or its step not the server's.
         """
         parts, shown, along = self._parts(self.data), [], list[bytes]()
+        after = list[Sequence[Sequence[bytes]]]()
         for leaf in self.asked:
             total, tag = next(parts).view(np.int64), next(parts).view(np.uint64)
-            state = {name: next(parts) for name in self.names}
+            state = [next(parts) for _ in self.names]
             paths = [_nodes(next(parts)) for _ in range(1 + len(self.names) + len(self.left) + 1)]
-            shown.append((total, tag))
+            shown.append((total, tag, *state))
             along += paths[0]
             self._along(steps, leaf, total.view(np.uint8), paths[0], self.after["sum"], "sum")
-            for place, name in enumerate(self.names, start=1):
-                self._along(steps, leaf, state[name], paths[place], self.before["state"]["tensors"][name], name)
-            self._check_step(steps, leaf, total, state, paths[1 + len(self.names) :])
-        totals, tags = (np.concatenate(each) for each in zip(*shown, strict=True))
+            for values, nodes, name in zip(state, paths[1:], self.names, strict=False):
+                self._along(steps, leaf, values, nodes, self.before["state"]["tensors"][name], name)
+            after.append(paths[1 + len(self.names) :])
+        totals, tags, *states = (np.concatenate(each) for each in zip(*shown, strict=True))
+        self._check_step(steps, totals, dict(zip(self.names, states, strict=True)), after)
         steps.check_tags(self.after, totals, tags, self.asked)
         return KeptLeaves(self.asked, totals, tags, np.frombuffer(b"".join(along), np.uint8))
 
     def _check_step(
         self,
         steps: CheckedSteps,
-        leaf: int,
-        total: npt.NDArray[np.int64],
+        totals: npt.NDArray[np.int64],
         state: Mapping[str, npt.NDArray[np.uint8]],
-        paths: Sequence[Sequence[bytes]],
+        paths: Sequence[Sequence[Sequence[bytes]]],
     ) -> None:
-        """Take the step of a leaf. paths: of the state after it, and of the weights."""
-        context, part = steps.context, slice(leaf * LEAF, leaf * LEAF + len(total))
-        dtype = context.vectors.flat.dtype
-        tensors = {name: torch.from_numpy(values.copy()).view(dtype) for name, values in state.items()}
+        """Take the step of these leaves, end to end. paths: of each leaf those of the state after it and the weights.
+
+        state: bytes of its vectors before, which may be overwritten.
+        """
+        context, flat = steps.context, steps.context.vectors.flat
+        weights = torch.cat([flat[leaf * LEAF : (leaf + 1) * LEAF] for leaf in self.asked])
         server = ServerState(
-            {WEIGHTS: context.vectors.flat[part].clone(), **tensors},
+            {WEIGHTS: weights, **{name: torch.from_numpy(each).view(flat.dtype) for name, each in state.items()}},
             {SERVER_STEPS: self.before["state"]["steps"]} if self.before["state"]["steps"] else {},
             num_clients=context.server.num_clients,
             accepted=[Report(client) for client in self.after["accepted"]],
@@ -185,13 +188,14 @@ class _Opening:
             num_rounds=context.server.num_rounds,
             run_seed=context.server.run_seed,
         )
-        context.algorithm.server_update(server, steps.step_of(self.after, total))
+        context.algorithm.server_update(server, steps.step_of(self.after, totals))
         if server.numbers.get(SERVER_STEPS, 0) != self.after["state"]["steps"]:
             raise steps.wrong("the record counts other steps of the server's optimiser than there were")
         roots = {**self.after["state"]["tensors"], WEIGHTS: self.after["next"]}
-        for name, nodes in zip([*self.left, WEIGHTS], paths, strict=True):
-            stepped = server.tensors[name].view(torch.uint8).numpy()
-            self._along(steps, leaf, stepped, nodes, roots[name], f"{name} after the step")
+        for place, name in enumerate([*self.left, WEIGHTS]):
+            stepped = server.tensors[name].view(torch.uint8).split(LEAF * self.itemsize)
+            for leaf, values, nodes in zip(self.asked, stepped, paths, strict=True):
+                self._along(steps, leaf, values.numpy(), nodes[place], roots[name], f"{name} after the step")
         if unnamed := [name for name, tensor in server.tensors.items() if name not in roots and tensor.any()]:
             raise steps.wrong(f"the record says nothing of `{unnamed[0]}`, which the step has changed")
 

@@ -17,6 +17,7 @@ from benchmarks.private_rounds import ADAPTER, CASES, KINDS, config_of
 from benchmarks.private_rounds import main as rounds_main
 from benchmarks.private_utility import MODELS, accuracy, promise_of
 from benchmarks.private_utility import main as utility_main
+from benchmarks.wires import why_not
 from benchmarks.workloads import shrunk
 
 
@@ -56,12 +57,24 @@ def test_utility_has_a_row_for_each_epsilon(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rounds_that_silos_check_are_put_beside_those_with_a_secret(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "wire", [None, pytest.param(1000.0, marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))]
+)
+def test_rounds_that_silos_check_are_put_beside_those_with_a_secret(wire: float | None, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
-    assert checked_main(["--tiny", "--rounds", "1", "--repeat", "1", "--json", str(tmp_path / "out.json")]) == 0
+    words = ["--tiny", "--rounds", "1", "--repeat", "1", "--json", str(tmp_path / "out.json")]
+    assert checked_main([*words, *([] if wire is None else ["--mbit", str(wire)])]) == 0
     records = json.loads((tmp_path / "out.json").read_text())
     assert [record["kind"] for record in records] == ["secret", "keys", "0.05", "all"]
-    assert all(record["cpu_s_ratio"] > 0 for record in records)
+    assert all(record["cpu_s_ratio"] > 0 and record["mbit"] == wire for record in records)
+    assert all(record["s"] > record["train_s"] > 0 for record in records)
+
+
+@pytest.mark.parametrize("word", ["0", "-1", "nan"])
+def test_a_wire_of_no_speed_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        checked_main(["--tiny", f"--mbit={word}"])
+    assert "number of Mbit/s" in capsys.readouterr().err
 
 
 @pytest.mark.slow

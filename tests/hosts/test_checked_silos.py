@@ -36,11 +36,13 @@ PLACE = "10.83.0.1:29500"
 LIAR = """
 import numpy as np, sys, torch
 from fedtorch.rounds.checked_steps import CheckedSteps
+from fedtorch.trust.merkle import leaves
 take = CheckedSteps.take
 def take_something_else(self, decision, grad):
     if self.context.round == 3:
         found = self.witness.last
         found.total[3] += 1
+        found.hashes[:] = leaves(found.total)
         whole = torch.from_numpy(found.total.astype(np.float64))
         grad = self.context.mechanism.step_of(whole, found.scale, [r.client for r in decision.accepted], grad.dtype)
     take(self, decision, grad)

@@ -82,9 +82,9 @@ class South:
         assert found is not None
         return found
 
-    def part(self, exchange: str = NAME, round: int = 0) -> Words:
+    def part(self, exchange: str = NAME, round: int = 0, way: str = "sum") -> Words:
         self.gate.pass_update("south", round, UPDATE)
-        self.gate.begin_part("sum", round, [("south", 1.0)], EXPONENT, exchange)
+        self.gate.begin_part(way, round, [("south", 1.0)], EXPONENT, exchange)
         self.gate.leave(UPDATE[:LEAF])
         self.gate.leave(UPDATE[LEAF:])
         return self.gate.finish_part(2)[2]
@@ -112,10 +112,19 @@ def whole() -> np.ndarray[Any, Any]:
     return np.rint(UPDATE.astype(np.float64) * 2.0**EXPONENT).astype(np.int64)
 
 
-def test_the_gate_makes_the_tags_that_the_key_makes(south: South) -> None:
+@pytest.mark.parametrize("way", ["sum", "updates"])
+def test_the_gate_makes_the_tags_that_the_key_makes(south: South, way: str) -> None:
     key = south.with_key().of(NAME)
     expected = added([key.tags(whole()), key.pads("south", 2)], 2)
-    assert np.array_equal(south.part(), expected)
+    assert np.array_equal(south.part(way=way), expected)
+
+
+def test_of_a_sum_with_tags_one_update_leaves_as_it_is_and_no_two_do(south: South) -> None:
+    south.with_key()
+    south.gate.pass_update("south", 0, UPDATE)
+    terms = [("south", 1.0), ("south", 1.0)]
+    with pytest.raises(PolicyError, match="several updates leave as they are"):
+        south.gate.begin_part("updates", 0, terms, EXPONENT, NAME)
 
 
 def test_what_it_has_drawn_itself_the_others_open(south: South) -> None:

@@ -56,6 +56,30 @@ def counted(folder: str, rounds: int, verify: Any, is_secret: bool = False) -> d
             return dict(trips.counted)
 
 
+def sent(folder: str, verify: Any) -> tuple[str, int]:
+    """Digest of a run of two rounds of which rank 2 has two clients, and bytes of this rank's parts."""
+    rank, parties = int(os.environ["RANK"]), {0: "hub", 1: "a", 2: "b"}
+    members = read_members(Path(folder, "members.yaml"))
+    config = make_config(
+        os.path.join(folder, str(verify)),
+        Quadratic(clients=CLIENTS, double=False),
+        rounds=2,
+        algorithm=FedAvg(weights="equal"),
+    )
+    identity: Any = Identity(read_key(Path(folder, f"{parties[rank]}.key")), members, parties)
+    trust = TrustConfig(os.path.join(folder, "members.yaml"), verify=verify)
+    if verify is None:
+        trust, identity = TrustConfig(), "known to all of the test"
+    with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60, network=APART, secret=identity) as comm:
+        comm.preflight({})
+        if verify is not None:
+            comm.begin_checks()
+        system = replace(SYSTEM, pinned={"a": 1, "b": 2, "c": 2})
+        runner = make_runner(replace(config, trust=trust, system=system), comm)
+        digest = runner.run().digest
+        return digest, comm.meter.totals()["aggregate/physical_up"] // runner.context.vectors.flat.numel()
+
+
 def of_a_round(folder: str, verify: Any, is_secret: bool = False) -> dict[str, int]:
     few, many = (run_ranks(counted, len(PARTIES), folder, rounds, verify, is_secret)[-1] for rounds in (3, 5))
     found = Counter(many)
@@ -65,10 +89,10 @@ def of_a_round(folder: str, verify: Any, is_secret: bool = False) -> dict[str, i
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """Keys of the parties, and their list."""
     lines = ["federation: test", "members:"]
-    for rank, name in PARTIES.items():
+    for rank, name in getattr(request, "param", PARTIES).items():
         role, key = "silo" if rank else "server", new_key(tmp_path / f"{name}.key")
         lines.append(f"  {name}: {{role: {role}, key: {key.public.hex()}}}")
     (tmp_path / "members.yaml").write_text("\n".join(lines) + "\n")
@@ -91,3 +115,13 @@ def test_checked_rounds_take_four_round_trips_more_at_most(folder: Path) -> None
     # the weights, and what was asked for with its header
     assert trips[0.5] == {**checked, "broadcast": 3, "wait for leaves": 1}
     assert {verify: sum(found.values()) for verify, found in trips.items()} == {None: 5, "all": 6, 0.5: 9}
+
+
+@pytest.mark.parametrize("folder", [{0: "hub", 1: "a", 2: "b"}], indirect=True)
+def test_the_sum_of_one_client_leaves_as_its_update_and_changes_no_bit(folder: Path) -> None:
+    common = run_ranks(sent, 3, str(folder), None)
+    for verify in ("all", 0.5):
+        found = run_ranks(sent, 3, str(folder), verify)
+        assert [digest for digest, _ in found] == [digest for digest, _ in common]
+        rounds, update, whole = 2, 4, 8  # bytes of a number
+        assert [sent for _, sent in found] == [rounds * (update + whole), rounds * update, rounds * whole]

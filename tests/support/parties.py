@@ -21,6 +21,7 @@ from fedtorch.rounds.aggregation import Decision
 from fedtorch.rounds.checked_steps import CheckedSteps
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.trust.keys import new_key
+from fedtorch.trust.merkle import leaves
 
 PARTIES = {0: "hub", 1: "north", 2: "south", 3: "west"}
 PINNED = {"north": 1, "south": 2, "west": 3}
@@ -104,6 +105,7 @@ def as_party_of_a_lying_server(places: str) -> tuple[int, str]:
                 found = self.witness.last
                 assert found is not None and found.total is not None
                 found.total[3] += 1
+                found.hashes[:] = leaves(found.total)
                 whole = torch.from_numpy(found.total.astype(np.float64))
                 mechanism, names = self.context.mechanism, [report.client for report in decision.accepted]
                 grad = mechanism.step_of(whole, found.scale, names, grad.dtype)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedtorch.comm.job.parties import Identity
 from fedtorch.core.kept_vectors import KeptVectors
@@ -40,6 +41,8 @@ class Exchanged:
     """On the server: the memory of `total`, with room behind it for the tag of each of its leaves."""
     tags: Words | None = None
     """On the server: of the sum's leaves, with the pads of all that took part."""
+    hashes: list[bytes] = field(default_factory=list)
+    """On the server: of the leaves of `total`, where silos check it."""
     tree: Sequence[Sequence[bytes]] = ()
     """On the server: of hashes over the sum, once there is a record of it."""
 
@@ -75,8 +78,12 @@ class Witness:
 
     def lend(self, count: int) -> Whole:
         """Memory for so many numbers, from an exchange before: a first touch costs as much as what is done in it."""
-        found: Whole = self._kept.lend(count, torch.int64).numpy()
+        found: Whole = self.lend_vector(count, torch.int64).numpy()
         return found
+
+    def lend_vector(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Memory for numbers of another dtype, one that numpy has, as `lend`."""
+        return self._kept.lend(count, dtype)
 
     @property
     def party(self) -> str:

@@ -17,7 +17,7 @@ comes next.
        before the next window:
          REDUCE        adds its own; group reduce       adds its own; group reduce
          SEND_SUMS     adds its own; receives one       adds its own; sends the sum, if it has any
-                       sum of each rank that has any
+                       sum of each rank that has any    (of one update the update: `leaves_as_update`)
          SEND_UPDATES  adds its own; receives and       sends its updates
                        adds those of the others
          MASKED        adds what others hid; removes    hides the sum of its own, sends it and helps to
@@ -142,6 +142,15 @@ class Aggregation:
         """Do silos look at records of rounds, in which each of them has sent one part?"""
         return self.witness is not None and self.witness.has_records
 
+    def leaves_as_update(self, count: int) -> bool:
+        """Does the sum of so many updates of a rank leave as the one update that it is made of, in fewer bytes?
+
+        So it does where each silo sends one part, whose whole numbers both sides make of it alike; elsewhere such
+        updates are asked for as they are.
+        """
+        is_part = self.is_checked and not self.is_secret
+        return is_part and count == 1 and self.local.dtype.itemsize < SUM_DTYPE.itemsize
+
     def party(self, terms: SumTerms) -> TextParty:
         """On a silo: its side of a secure sum; where it has a gate the secrets of that are there."""
         gate = None if self.witness is None else self.witness.gate
@@ -251,7 +260,9 @@ class Aggregation:
             return [length * SUM_DTYPE.itemsize for _ in self.group.members]
         if op is Op.SEND_SUMS:
             sends = [held[rank] or (self.all_send and rank) for rank in self.group.members]
-            return [length * SUM_DTYPE.itemsize if each else 0 for each in sends]
+            whole = [length * SUM_DTYPE.itemsize if each else 0 for each in sends]
+            as_update = [bool(rank) and self.leaves_as_update(held[rank]) for rank in self.group.members]
+            return [each if one else sums for one, sums in zip(as_update, whole, strict=True)]
         return [each * held[rank] if op in (Op.SEND_UPDATES, Op.SEND_ONE) else 0 for rank in self.group.members]
 
     def _find(self, client: int, length: int) -> Tensor | Problem:

@@ -165,9 +165,9 @@ class EarlyReceiver(Early):
 
     def _receive(self, part: Incoming) -> None:
         group, local = self._aside.group, self._main.local
-        dtype = SUM_DTYPE if part.weight is None else local.dtype
+        dtype = part.dtype(local.dtype)
         spans, squares, digests = [*windows(self._size)], 0.0, []
-        came = arriving(self._aside, [(part.rank, stop - start) for start, stop in spans], dtype)
+        came = arriving(self._aside, [(part, stop - start) for start, stop in spans])
         for (start, _), window in zip(spans, came, strict=True):
             incoming = WindowDigest(len(window), window.dtype)
             self._sum.add(start, window, part.weight, incoming)

@@ -56,11 +56,11 @@ def answer_requests(aggregation: Aggregation) -> None:
             reduce_sum(aggregation, own, scale, size)
         elif op is Op.MASKED:
             take_part(aggregation, terms, own, scale, size)
-        elif op is Op.SEND_SUMS:
+        elif op is Op.SEND_SUMS and not aggregation.leaves_as_update(len(own)):
             send_sum(aggregation, terms, own, scale, size)
         else:
             signed = aggregation.silos_part("updates", terms, scale) if own else None
-            send_updates([grad for grad, _ in own], aggregation, size, in_windows=op is Op.SEND_UPDATES, signed=signed)
+            send_updates([grad for grad, _ in own], aggregation, size, in_windows=op is not Op.SEND_ONE, signed=signed)
 
 
 def _refuse_unsigned(aggregation: Aggregation, op: Op) -> None:
@@ -190,7 +190,7 @@ def send_updates(
         for place, grad in enumerate(grads):
             window = _checked(grad[start:stop], stop - start)
             if signed is not None:
-                signed.see_sent(window.numpy(), place)
+                signed.see_update(window.numpy(), place)
             sending.append(group.start_send(window))
             digests.append(window_digest(window))
             if len(sending) > 2 * IN_FLIGHT:

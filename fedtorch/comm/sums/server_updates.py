@@ -119,7 +119,7 @@ class DistributedUpdates(AcceptedUpdates):
         ]
         size = self._aggregation.length(terms)
         signed = self._aggregation.servers_part(SumScale(0))
-        arriving = self._watched(remote, self.dtype, size, signed)
+        arriving = self._watched(remote, size, signed)
         window = torch.empty(len(terms), min(size, WINDOW), dtype=self.dtype)
         digests: list[int] = []
         for start, stop in windows(size):
@@ -164,8 +164,8 @@ class DistributedUpdates(AcceptedUpdates):
             for term, (report, _) in zip(terms, weighted, strict=True)
             if term.rank != 0
         ]
-        summed = by_rank(remote, self._group.members[1:] if self._aggregation.all_send else ())
-        self._receive(summed if op is Op.SEND_SUMS else remote, own, scale, (out, check))
+        summed = by_rank(self._aggregation, remote) if op is Op.SEND_SUMS else remote
+        self._receive(summed, own, scale, (out, check))
         return out
 
     def _sum_in_slices(
@@ -242,8 +242,7 @@ class DistributedUpdates(AcceptedUpdates):
         out, check = into
         signed = self._aggregation.servers_part(scale, len(out))
         witnessed = signed if self._aggregation.is_checked else None
-        dtype = SUM_DTYPE if any(each.weight is None for each in remote) else self.dtype
-        arriving = self._watched(remote, dtype, len(out), signed)
+        arriving = self._watched(remote, len(out), signed)
         accumulator = Accumulator(min(len(out), WINDOW), self.dtype, self._aggregation.local.sums)
         squares = [0.0] * len(remote)
         digests: list[int] = []
@@ -269,19 +268,14 @@ class DistributedUpdates(AcceptedUpdates):
         give_back(self._group)
         self._compare(remote, digests, squares, check, signed)
         check.see_sum(accumulator.squares, out)
-        self._aggregation.meter.count("up", "aggregate", physical=out.numel() * dtype.itemsize * len(remote))
+        each_bytes = sum(each.dtype(self.dtype).itemsize for each in remote)
+        self._aggregation.meter.count("up", "aggregate", physical=out.numel() * each_bytes)
 
-    def _watched(
-        self, remote: Sequence[Incoming], dtype: torch.dtype, size: int, signed: ServersPart | None
-    ) -> Iterator[Tensor]:
-        """As `_arriving`; each is shown to what compares it with the senders' receipts."""
-        arriving = self._arriving(remote, dtype, size)
-        return arriving if signed is None else signed.watching(arriving, [each.rank for each in remote])
-
-    def _arriving(self, remote: Sequence[Incoming], dtype: torch.dtype, size: int) -> Iterator[Tensor]:
-        """Yield the others' vectors window by window, in this order."""
-        expected = [(each.rank, stop - start) for start, stop in windows(size) for each in remote]
-        return arriving(self._aggregation, expected, dtype)
+    def _watched(self, remote: Sequence[Incoming], size: int, signed: ServersPart | None) -> Iterator[Tensor]:
+        """Yield the others' vectors window by window, in this order; each as it came into what is signed."""
+        expected = [(each, stop - start) for start, stop in windows(size) for each in remote]
+        came = arriving(self._aggregation, expected)
+        return came if signed is None else signed.watching(came, [each.rank for each in remote])
 
     def _compare(
         self,

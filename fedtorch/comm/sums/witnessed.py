@@ -1,9 +1,9 @@
 """Both sides of what parties sign: a receipt goes with all that a silo sends, and the server compares both.
 
 The receipt says what the silo had received and what it sends, so that bytes of a stranger are refused. Where silos
-check sums, a silo sends its part as one sum of whole numbers, or masked; the tags of its leaves go with it, and the
-receipt has the numbers that its clients are weighed by. The server then keeps the sum as whole numbers; what silos do
-with it is in `rounds.checked_steps`.
+check sums, a silo sends its part as one sum of whole numbers, as the only update of it, or masked; the tags of its
+leaves go with it, and the receipt has the numbers that its clients are weighed by. The server then keeps the sum as
+whole numbers; what silos do with it is in `rounds.checked_steps`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.job.witness import Terms, Witness
+from fedtorch.comm.sums.reproducible import PIECE, add_all
 from fedtorch.comm.transport.group import Group
 from fedtorch.core.errors import PreflightError, TrustError
+from fedtorch.core.kernels import Fold
 from fedtorch.core.prime import Words, added
 from fedtorch.trust.merkle import LEAF, leaves
-from fedtorch.trust.policy.parts import SALT_BYTES, salted
+from fedtorch.trust.policy.parts import SALT_BYTES, factors_of, salted
 from fedtorch.trust.receipts import Signed
 from fedtorch.trust.silo_tags import OwnTags
 
@@ -42,6 +44,7 @@ class SilosPart:
         self._exchanged.terms = terms
         self._tags, self._hashes, self._leaves = list[Words](), list[bytes](), 0
         self._way, exchange = way, witness.name_of(self._exchanged) if witness.has_tags else ""
+        self._weights = [weight for _, weight in own]
         found = witness.tags
         self._key = found.of(exchange) if exchange and isinstance(found, OwnTags) else None
         if witness.gate is not None:
@@ -70,6 +73,18 @@ class SilosPart:
         self.see(window)
         self.see_sent(window)
 
+    def see_update(self, window: npt.NDArray[Any], place: int = 0) -> None:
+        """Take the next window of an update that leaves as it is; of a checked sum it is the only one of this silo."""
+        if self._key is None:
+            self.see(window)
+        else:
+            whole = self._witness.lend(min(len(window), PIECE)).view(np.float64)
+            for start in range(0, len(window), PIECE):  # stays in the cache until it has its tags
+                piece = window[start : start + PIECE]
+                add_all(Fold([piece], self._factors, whole[: len(piece)], fresh=True), len(piece))
+                self.see(whole[: len(piece)])
+        self.see_sent(window, place)
+
     def see_sent(self, window: npt.NDArray[Any], place: int = 0) -> None:
         """Take the same window as it leaves; a gate has it already. place: of an update that leaves as it is."""
         gate = self._witness.gate
@@ -77,6 +92,13 @@ class SilosPart:
             self._hashes.extend(leaves(window))
         elif self._way != "masked":  # then it was made there, when it was masked
             gate.leave(window, place)
+
+    @property
+    def _factors(self) -> list[float]:
+        try:
+            return factors_of(self._weights, self._exchanged.scale)
+        except ValueError as error:
+            raise TrustError(f"the server asks for a part with {error}") from None
 
     def send(self, mask: Callable[[Words], Words] | None = None) -> None:
         """After all windows: the tags and the receipt, to the server. mask: hides the tags, where parts are hidden."""
@@ -131,8 +153,10 @@ class ServersPart:
             yield window
 
     def see_sum(self, start: int, window: npt.NDArray[Any]) -> None:
-        """Take the sum of all parts, whole numbers, from `start` on."""
+        """Take the sum of all parts, whole numbers, from `start` on; windows in order."""
         self._total[start : start + len(window)] = window
+        if self._witness.has_tags:  # while further windows are on their way
+            self._exchanged.hashes += leaves(self._total[start : start + len(window)])
 
     def finish(self, ranks: Sequence[int]) -> None:
         """After all windows: take the tags and receipts of the ranks that sent a part.

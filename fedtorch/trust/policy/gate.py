@@ -248,6 +248,8 @@ class Gate:
             self._refuse("may_leave.parameters", "a part of updates that the gate has not measured")
         if way != "masked" and (wanted is not None or self.asked.parties is not None):
             self._refuse("require.secure_sum", "a part without masks")
+        if way == "updates" and exchange and len(terms) != 1:
+            self._refuse("may_leave.parameters", "a part with tags, of which several updates leave as they are")
         self._enter(round)
         names, weights = [client for client, _ in terms], [weight for _, weight in terms]
         size = sum(count for _, count in self.asked.parameters) * self.asked.vectors

@@ -75,10 +75,11 @@ class OutgoingPart:
         if not 0 < count <= self.size - start:
             raise ValueError(f"{count} numbers from {start} on of {self.size}")
         self.left[place] = start + count
-        if self.way == "updates":
-            found: npt.NDArray[Any] = self.updates[place][start : start + count]
-        else:
+        found: npt.NDArray[Any] = self.updates[place][start : start + count] if self.way == "updates" else np.empty(0)
+        if self.way != "updates":
             found = self._whole(start, count)
+        elif self.key is not None:  # the sum is of this update alone, and silos check its whole numbers
+            self._whole(start, count)
         self.hashes.extend(leaves(found))
         return found
 
@@ -87,12 +88,12 @@ class OutgoingPart:
         parts = [update[start : start + count] for update in self.updates]
         if parts:
             Fold(parts, self.factors, total, fresh=True).add(0, count)
-        if self.way == "sum" and self.key is None:
+        if self.way != "masked" and self.key is None:
             return total
         whole = total.astype(np.int64)
         if self.key is not None:
             self.tags.append(self.key.tags(whole, first=sum(map(len, self.tags))))
-        if self.way == "sum":
+        if self.way != "masked":
             return total
         if self.party is None:
             raise ValueError("there are no masks")
