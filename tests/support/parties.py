@@ -25,7 +25,7 @@ from fedtorch.trust.merkle import leaves
 
 PARTIES = {0: "hub", 1: "north", 2: "south", 3: "west"}
 PINNED = {"north": 1, "south": 2, "west": 3}
-SYSTEM = {"placement": "pinned", "pinned": PINNED, "timeout": 20.0, "start_timeout": 4.0}
+SYSTEM = {"placement": "pinned", "pinned": PINNED, "timeout": 20.0, "start_timeout": 60.0}
 SECRET = {"FEDTORCH_JOB_SECRET": "known to all ranks of the test"}
 
 
