@@ -10,6 +10,8 @@ SUPPORT = Path(__file__).parent
 gc.disable()  # until all is imported, see frozen.py
 sys.path.insert(0, str(SUPPORT))  # where tests find these modules, by these names
 
+import encodings.idna  # noqa: E402, F401  # asked for when a rank first looks for another's address
+
 import accounts  # noqa: E402
 import harness  # noqa: E402, F401
 import hypothesis  # noqa: E402, F401
@@ -28,6 +30,7 @@ with suppress(ImportError):
 with suppress(ImportError):  # for ranks that train adapters: a second each
     import peft  # noqa: F401
 with suppress(ImportError):  # what keys, tags and masks are made with
+    import cryptography.hazmat.backends.openssl.backend
     import cryptography.hazmat.primitives.asymmetric.ed25519
     import cryptography.hazmat.primitives.asymmetric.x25519
     import cryptography.hazmat.primitives.ciphers.aead
