@@ -23,6 +23,7 @@ import hypothesis
 import pytest
 import torch
 from accounts import begin, end, exactly, remember
+from parsed import parse_once
 from processes import Guard, starts_processes
 from schedule import FIRST, trains_federations, unit_of
 from slow import is_slow, stale
@@ -31,9 +32,11 @@ from workers import pytest_addoption, pytest_runtestloop  # noqa: F401
 hypothesis.settings.register_profile("busy", deadline=None)  # a slow machine is no failure
 hypothesis.settings.load_profile("busy")
 
+gc.disable()  # until all tests are collected: a fifth of what that takes would be spent looking for garbage
 _guard = Guard()
 _is_first = begin()
 remember()
+parse_once()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,6 +59,7 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: collections of garbage, which DeepSpeed asks for often, pass it over."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

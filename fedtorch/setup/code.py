@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,15 @@ class Code:
 
 
 def code_digest(*classes: Any) -> str:
-    """sha256 of the package's source files and of the files that define `classes` (a user's algorithm or trainer)."""
+    """sha256 of the package's source files and of the files that define `classes` (a user's algorithm or trainer).
+
+    Files count as they were when these classes were first asked about.
+    """
+    return _code_digest(classes)
+
+
+@lru_cache(maxsize=64)  # of megabytes, for every meeting of every run
+def _code_digest(classes: tuple[Any, ...]) -> str:
     files = dict(_package_files())
     for cls in classes:
         module = __import__(cls.__module__, fromlist=["_"])

@@ -36,7 +36,7 @@ from fedtorch.privacy.settings import PrivacyConfig
 POISSON = ClientsConfig(sampling="poisson", rate=1.0)
 NOISED = PrivacyConfig(kind="client", clip=0.5, noise_multiplier=1.0, delta=1e-2, simulate=True, seed=1)
 NAMES = tuple("abcdef")
-WIDTH = 140_001  # numbers of a vector: more than one chunk of a norm, and a rest
+WIDTH = 132_073  # numbers of a vector: more than one chunk of a norm, and a rest of a few runs
 TASK = Quadratic(
     {name: (1.0 + place / 7, place - 2.5, 4) for place, name in enumerate(NAMES)},
     start=(0.25,),

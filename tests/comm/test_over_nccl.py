@@ -212,8 +212,8 @@ JOBS: dict[str, tuple[Path, tuple[str, ...]]] = {
     "adapters": (SMOKE_OF["fedavg"], (ADAPTED, BRIEF)),
     "private": (SMOKE_OF["fedavg"], (*PRIVATELY, BRIEF)),
 }
-LIKE_OTHERS = ("feda",)
-"""Jobs that another one is like: `pair` is the same config on two ranks a worker."""
+LIKE_OTHERS = ("feda", "default")
+"""Jobs that another one is like: `pair` is feda's config on two ranks a worker, `fedopt_lorar` has default's rules."""
 
 
 def whole_runs(folder: str, jobs: Sequence[str], ports: list[int], where: str = "") -> dict[str, Any]:

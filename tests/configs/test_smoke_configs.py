@@ -6,12 +6,15 @@ import json
 import shutil
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
 from fedtorch.config.find import shipped
 from fedtorch.config.load import load
 from fedtorch.main import main
+from fedtorch.models.t5 import generate_greedily
+from fedtorch.tasks import text2sql
 
 CONFIGS = shipped()
 OTHERS = {"fedparsing"}  # not text-to-SQL; see test_fedparsing_configs.py
@@ -27,6 +30,16 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     synthetic.prepare(folder / "data" / "synthetic")
     synthetic_qa.prepare(folder / "data" / "synthetic_qa")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three tokens are generated for a query, which would be most of the time; what they say is not looked at here."""
+
+    def few(*args: Any, max_length: int, **how: Any) -> list[list[int]]:
+        return generate_greedily(*args, max_length=min(3, max_length), **how)
+
+    monkeypatch.setattr(text2sql, "generate_greedily", few)
 
 
 CLIENTS = {"text2sql": 8, "qa": 5}

@@ -348,7 +348,7 @@ def test_what_cannot_be_quantised_is_refused(tokenizer: Any, tmp_path: Path, mon
 
 
 IMPORTERS = """
-import os, sys, fedtorch.train.engine
+import os, sys, fedtorch.train.engine, torch._dynamo.eval_frame, torch._inductor.compile_fx
 assert "bitsandbytes" not in sys.modules
 for who in sys.argv[1:]:
     if os.fork():

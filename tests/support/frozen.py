@@ -5,8 +5,12 @@ import gc
 import sys
 from pathlib import Path
 
-from fedtorch.config.load import load
+from fedtorch.algorithms import ALGORITHMS
+from fedtorch.config.load import config_facts, load
+from fedtorch.config.registry import named_class
+from fedtorch.config.validate import _adapter
 from fedtorch.setup.code import code_digest
+from fedtorch.tasks import TASKS
 
 _WANTED, _NOW = 14, 25  # MADV_HUGEPAGE and MADV_COLLAPSE of <linux/mman.h>
 _HUGE = 1 << 21
@@ -31,9 +35,13 @@ def in_huge_pages() -> None:
 
 
 # What checks a config is built once for each task and algorithm, which is half of what a rank of a toy computes.
+for section, names in (("task", TASKS), ("algorithm", ALGORITHMS)):
+    for name in names:
+        _adapter(named_class(section, name, ""))
 for path in (Path(__file__).parents[2] / "configs" / "smoke").glob("*.yaml"):
-    load(path)
+    config_facts(load(path))
 code_digest()  # reads the package's files, once for all ranks
+gc.enable()  # see used.py
 gc.collect()
 gc.freeze()
 in_huge_pages()

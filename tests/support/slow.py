@@ -17,6 +17,10 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/api/test_ranks.py": {
         "test_three_ranks_have_the_bits_of_one": "tests/invariance/test_ranks.py",
     },
+    "tests/audit/test_canaries.py": {
+        "test_wrong_ones_are_accused_with_a_secure_sum_and_a_clip_that_moves[clip_nothing-discrete": OTHER_CASES,
+        "test_wrong_ones_are_accused_with_a_secure_sum_and_a_clip_that_moves[one_noise-normal": "test_six_wrong_ones",
+    },
     "tests/audit/test_canary_units.py": {
         "test_an_audit_of_a_run_tries_the_silo_that_pays_most": "the file's other audits, which need no run",
     },
@@ -48,6 +52,8 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabb-3": OTHER_CASES,
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabbcc-1": OTHER_CASES,
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabbcc-4-False]": OTHER_CASES,
+        "test_a_sum_that_was_damaged_between_machines_is_made_again_of_single_updates[aabb-F": OTHER_CASES,
+        "test_a_sum_that_was_damaged_between_machines_is_made_again_of_single_updates[aabbcc-T": OTHER_CASES,
         "test_one_key_turns_it_off": "tests/hosts/test_node_sums.py",
         "test_payloads_through_a_device_go_between_leaders_too": "test_over_nccl.py and test_transport.py",
         "test_the_bits_are_those_of_one_process": "tests/hosts/test_node_sums.py compares digests",
@@ -79,6 +85,9 @@ SLOW: dict[str, dict[str, str]] = {
         "test_many_windows_pass_in_step[hosts0-reduce]": OTHER_CASES,
         "test_staged_payloads_have_the_bits_and_the_byte_counts_of_direct_ones[2": OTHER_CASES,
     },
+    "tests/core/test_fused_add.py": {
+        "test_a_step_has_the_same_bits_with_other_instructions[avx512": "`default`, where there are such",
+    },
     "tests/core/test_streams.py": {
         "test_a_run_without_stdin_stdout_and_stderr_ends_as_any_other": "the file's other streams",
     },
@@ -99,8 +108,10 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[broadcast": OTHER_CASES,
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[evaluate": OTHER_CASES,
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[header": OTHER_CASES,
+        "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[report-": OTHER_CASES,
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[scores": OTHER_CASES,
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[weights": OTHER_CASES,
+        "test_jobs_of_lost_clients_are_arrivals_of_weight_0[train-": OTHER_CASES,
         "test_where_messages_travel_the_rest_goes_on_as_in_one_process[replicated": OTHER_CASES,
         "test_where_updates_travel_early_the_rest_goes_on_as_in_one_process[report": OTHER_CASES,
         "test_where_updates_travel_early_the_rest_goes_on_as_in_one_process[sent as": OTHER_CASES,
@@ -127,6 +138,13 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_second_kill_while_it_resumes_or_in_the_next_round_changes_nothing[train": OTHER_CASES,
         "test_when_the_restarts_are_used_up_the_status_says_so[worker": OTHER_CASES,
     },
+    "tests/faults/test_kill_adapters.py": {
+        "test_a_kill_in_any_phase_leaves_base_and_factors_as_they_would_be[broadcast-2": OTHER_CASES,
+    },
+    "tests/faults/test_kill_fragments.py": {
+        "test_killed_around_the_step_of_the_sending[rounds-d-6": OTHER_CASES,
+        "test_killed_around_the_step_of_the_sending[steps-b-5": OTHER_CASES,
+    },
     "tests/faults/test_killed_trainers.py": {
         "test_a_rank_killed_within_a_training_costs_no_bit": "tests/faults/test_kill.py, without a trainer",
     },
@@ -145,11 +163,13 @@ SLOW: dict[str, dict[str, str]] = {
         "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[evaluate": OTHER_CASES,
         "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[header": OTHER_CASES,
         "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[init": OTHER_CASES,
+        "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[payload-2": OTHER_CASES,
         "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[preflight": OTHER_CASES,
     },
     "tests/faults/test_under_way.py": {
         "test_at_most_n_steps_are_repeated[1-": OTHER_CASES,
         "test_at_most_n_steps_are_repeated[11-": OTHER_CASES,
+        "test_at_most_n_steps_are_repeated[12-": OTHER_CASES,
         "test_at_most_n_steps_are_repeated[4-": OTHER_CASES,
         "test_two_ranks_that_hold_unlike_parts_of_a_model": "the same with whole models",
     },
@@ -182,6 +202,9 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_run_whose_vectors_lie_elsewhere_ends_with_the_same_bits[scaffold": OTHER_CASES,
         "test_a_run_whose_vectors_lie_elsewhere_ends_with_the_same_bits[smoke_ffw_full": OTHER_CASES,
     },
+    "tests/invariance/test_async_ranks.py": {
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[2": OTHER_CASES,
+    },
     "tests/invariance/test_fewshot_ranks.py": {
         "test_any_number_of_ranks_gives_the_bits_of_one_process[2": OTHER_CASES,
     },
@@ -189,6 +212,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_signal_at_any_moment_changes_nothing[checkpoints beside training": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[checkpoints by": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[ditto": OTHER_CASES,
+        "test_a_signal_at_any_moment_changes_nothing[local": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[rate over rounds": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[stepping": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[trained": OTHER_CASES,
@@ -202,6 +226,7 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/invariance/test_pseudo_labels.py": {
         "test_any_number_of_ranks_gives_the_bits_of_one_process[2": OTHER_CASES,
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[4": OTHER_CASES,
     },
     "tests/invariance/test_ranks.py": {
         "test_any_number_of_ranks_gives_the_bits_of_one_process[2]": OTHER_CASES,
@@ -209,6 +234,9 @@ SLOW: dict[str, dict[str, str]] = {
         "test_any_number_of_ranks_gives_the_bits_of_one_process[3-send": OTHER_CASES,
         "test_any_number_of_ranks_gives_the_bits_of_one_process[9-idle-rank": OTHER_CASES,
         "test_killed_and_resumed_on_another_number_of_ranks_gives_the_same_bits[private_head": OTHER_CASES,
+    },
+    "tests/invariance/test_seeds.py": {
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[2": OTHER_CASES,
     },
     "tests/invariance/test_server_share.py": {
         "test_a_signal_at_any_moment_changes_nothing": "tests/invariance/test_interrupts.py",
@@ -218,6 +246,11 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/invariance/test_trainers.py": {
         "test_any_number_of_ranks_gives_the_bits": "tests/trainers/test_script.py: one digest however many ranks",
         "test_interrupted_and_resumed": "tests/trainers/test_over_rounds.py",
+    },
+    "tests/invariance/test_workers.py": {
+        "test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker[(3": "the first worker's two ranks",
+        "test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker[(4": "the first worker's two ranks",
+        "test_a_signal_to_a_rank_that_does_not_lead_stops_all_and_loses_nothing[None": OTHER_CASES,
     },
     "tests/launchers/test_local.py": {
         "test_a_gpu_that_fails_ends_the_run_with_its_client_and_step": "tests/faults, in one process",
@@ -231,7 +264,11 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/lifecycle/test_parties.py": {
         "test_a_key_of_its_own_making_is_refused_before_it_speaks": "a silo that lists itself",
         "test_a_silo_with_another_key_for_the_server_does_not_believe_it": "a silo that lists itself",
+        "test_keys_in_place_of_a_secret_change_no_bit[False": OTHER_CASES,
         "test_the_key_of_another_member_is_refused": "a silo that lists itself",
+    },
+    "tests/lifecycle/test_quantized_answers.py": {
+        "test_predict_and_chat_answer_as_the_engine_did[int8-bf16": OTHER_CASES,
     },
     "tests/lifecycle/test_run_lock.py": {
         "test_on_ranks_the_second_run_ends_with_2_too": "the file's second runs in one process",
@@ -281,6 +318,10 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/privacy/test_records_tell_nobody.py": {
         "test_times_would_tell": "the file's other records",
     },
+    "tests/rounds/test_handed_over.py": {
+        "test_a_save_before_or_after_the_sending_sends_again[1": OTHER_CASES,
+        "test_a_save_before_or_after_the_sending_sends_again[5": OTHER_CASES,
+    },
     "tests/rounds/test_overlap.py": {
         "test_a_job_with_scores_on_the_way_ends_as_without": "test_a_run_with_scores_on_the_way, in one process",
         "test_a_run_that_dies_with_scores_on_the_way_is_resumed_to_the_same[<class 'fedtorch.rounds.eval": OTHER_CASES,
@@ -295,6 +336,11 @@ SLOW: dict[str, dict[str, str]] = {
         "test_nor_where_the_log_is_on_a_full_disk": "test_one_process_shows_no_text_of_a_client",
         "test_one_process_shows_no_text_of_a_client[ignored": OTHER_CASES,
     },
+    "tests/stats/test_stats_runs.py": {
+        "test_a_run_that_is_killed_goes_on_with_the_same_noise_and_no_further_release[0-after": OTHER_CASES,
+        "test_a_run_that_is_killed_goes_on_with_the_same_noise_and_no_further_release[1-before": OTHER_CASES,
+        "test_a_run_that_is_killed_goes_on_with_the_same_noise_and_no_further_release[4-before": OTHER_CASES,
+    },
     "tests/tasks/test_qa.py": {
         "test_a_patched_bert_learns_the_synthetic_clients": "tests/models/test_patch.py",
     },
@@ -306,6 +352,7 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/tasks/test_wikisql.py": {
         "test_all_groups_give_the_same_bits_on_three_ranks": "tests/invariance",
+        "test_without_any_dropout_the_loss_is_exactly_0_in_every_round_and_each_says_so[16-3-teacher1": OTHER_CASES,
         "test_without_any_dropout_the_loss_is_exactly_0_in_every_round_and_each_says_so[16-3-teacher2": OTHER_CASES,
         "test_without_any_dropout_the_loss_is_exactly_0_in_every_round_and_each_says_so[18-1-teacher0": OTHER_CASES,
         "test_without_any_dropout_the_loss_is_exactly_0_in_every_round_and_each_says_so[18-1-teacher1": OTHER_CASES,
@@ -318,6 +365,8 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_kept_optimiser_state_continues_as_if_never_stopped[in a new engine-stage3": OTHER_CASES,
         "test_activation_checkpointing_changes_nothing_but_memory": "tests/train/test_memory.py",
         "test_an_evaluation_between_two_clients_leaves_no_trace[stage3": OTHER_CASES,
+        "test_bf16_stays_close_to_fp32_and_its_masters_are_fp32[stage3": OTHER_CASES,
+        "test_two_rounds_of_two_t5_clients_equal_the_plain_engine[stage3]": "the stage with both offloaded",
     },
     "tests/train/test_deepspeed_adapters.py": {
         "test_a_worker_of_two_ranks_equals_one_plain_process": "test_deepspeed_federation.py, without adapters",

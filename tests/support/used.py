@@ -1,16 +1,21 @@
 """What the ranks of tests import, for a fork server to import once."""
 
+import gc
 import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 SUPPORT = Path(__file__).parent
+gc.disable()  # until all is imported, see frozen.py
 sys.path.insert(0, str(SUPPORT))  # where tests find these modules, by these names
+
+import encodings.idna  # noqa: E402, F401  # asked for when a rank first looks for another's address
 
 import accounts  # noqa: E402
 import harness  # noqa: E402, F401
 import hypothesis  # noqa: E402, F401
+import parsed  # noqa: E402
 import prepared_files  # noqa: E402, F401
 import supervisor  # noqa: E402, F401
 import toy  # noqa: E402, F401
@@ -25,18 +30,23 @@ with suppress(ImportError):
 with suppress(ImportError):  # for ranks that train adapters: a second each
     import peft  # noqa: F401
 with suppress(ImportError):  # what keys, tags and masks are made with
+    import cryptography.hazmat.backends.openssl.backend
     import cryptography.hazmat.primitives.asymmetric.ed25519
     import cryptography.hazmat.primitives.asymmetric.x25519
     import cryptography.hazmat.primitives.ciphers.aead
     import cryptography.hazmat.primitives.kdf.hkdf  # noqa: F401
+with suppress(ImportError):  # what texts are scored with
+    import rouge_score.rouge_scorer  # noqa: F401
+    import sklearn.metrics  # noqa: F401
 with suppress(ImportError):  # thousands of patterns, made when a first model is read from files
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     get_checkpoint_conversion_mapping("t5")
 
 # Algorithms, tasks and what they are made of are otherwise imported once they are chosen.
-for room in ("algorithms", "models", "privacy", "tasks", "text"):
+for room in ("algorithms", "data", "metrics", "models", "privacy", "tasks", "text"):
     for path in sorted((SUPPORT.parents[1] / "fedtorch" / room).rglob("[a-z]*.py")):
         import_module(".".join(path.relative_to(SUPPORT.parents[1]).with_suffix("").parts))
 
 accounts.remember()
+parsed.parse_once()
