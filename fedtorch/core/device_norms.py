@@ -53,11 +53,11 @@ def _in_lanes(numbers: Tensor) -> Tensor:
 
 def _sum_of_rest(rest: Tensor) -> float:
     """Sum of the squares of a vector of any length; one number for each of its runs comes to the host."""
-    runs = _runs(len(rest))
-    padded = rest.new_zeros(len(runs), _RUN)  # a square is no −0.0, to which adding 0.0 would change a bit
-    for row, (start, stop) in enumerate(runs):
-        even = start + (stop - start) // _LANES * _LANES
-        padded[row, : even - start] = rest[start:even]
+    runs = torch.tensor(_runs(len(rest)), device=rest.device)  # one upload and some operations, however many there are
+    starts, stops = runs[:, :1], runs[:, 1:]
+    places = starts + torch.arange(_RUN, device=rest.device)
+    places = torch.where(places < starts + (stops - starts) // _LANES * _LANES, places, len(rest))
+    padded = torch.cat([rest, rest.new_zeros(1)])[places]  # a square is no −0.0, to which adding 0.0 would change a bit
     sums = _in_lanes(padded.view(len(runs), _RUN // _LANES, _LANES)).tolist()
     left = len(rest) % _LANES  # at the end of the last run, as the others are cut at multiples
     for value in rest[len(rest) - left :].double().tolist():
