@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 TOLERANCE = 0.1
-"""Between numbers that are shown: another kind of processor has other last digits, and models that learn from them."""
+"""Between numbers that are shown: another kind of processor has other last digits, and models that learn from them.
+
+Rates of a notebook are so small that this is enough: look with ATEN_CPU_CAPABILITY=default.
+"""
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 _TIME = re.compile(r"\d+(?:\.\d+)?(?:s|m\d*|h\d*m)\b")
 
