@@ -44,7 +44,7 @@ class FedDyn(FedAvg):
         """h is the mean of all g_i only if every update counts as it is; the optimiser steps along it."""
         why_not = "keeps the mean of what its clients keep, which another rule would not give"
         steps = not overrides(type(self), "server_update", FedDyn)
-        found = replace(super().limits, why_not_robust=why_not, steps_with_optimizer=steps)
+        found = replace(super().limits, why_not_robust=why_not, steps_with_optimizer=steps, steps_each_number=steps)
         return replace(found, why_not_record="" if self.trains_as(FedDyn) else None)
 
     def kept(self, layout: Layout, private: Layout) -> Kept:

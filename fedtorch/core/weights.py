@@ -67,6 +67,18 @@ class Layout:
             torch.float64 if wide else torch.float32,
         )
 
+    def within(self, stretches: Iterable[tuple[int, int]]) -> Layout:
+        """Layout of some stretches, (first, last but one), of the flat vector, laid end to end: each name's numbers.
+
+        stretches: ascending; no two overlap.
+        """
+        counts = dict.fromkeys(self.names, 0)
+        for start, stop in stretches:
+            for name, offset, size in zip(self.names, self.offsets, self.sizes, strict=True):
+                counts[name] += max(0, min(stop, offset + size) - max(start, offset))
+        left = {name: (count,) for name, count in counts.items() if count}
+        return Layout(tuple(left), tuple(left.values()), self.dtype)
+
     def empty(self) -> Tensor:
         """A new zero vector of this layout, on the CPU."""
         return torch.zeros(self.size, dtype=self.dtype)

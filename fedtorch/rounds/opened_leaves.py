@@ -177,7 +177,9 @@ class _Opening:
         state: bytes of its vectors before, which may be overwritten.
         """
         context, flat = steps.context, steps.context.vectors.flat
-        weights = torch.cat([flat[leaf * LEAF : (leaf + 1) * LEAF] for leaf in self.asked])
+        layout = context.server.layout
+        stretches = [(leaf * LEAF, (leaf + 1) * LEAF) for leaf in self.asked]
+        weights = torch.cat([flat[start:stop] for start, stop in stretches])
         server = ServerState(
             {WEIGHTS: weights, **{name: torch.from_numpy(each).view(flat.dtype) for name, each in state.items()}},
             {SERVER_STEPS: self.before["state"]["steps"]} if self.before["state"]["steps"] else {},
@@ -187,6 +189,7 @@ class _Opening:
             round=context.round,
             num_rounds=context.server.num_rounds,
             run_seed=context.server.run_seed,
+            layout=None if layout is None else layout.within(stretches),
         )
         context.algorithm.server_update(server, steps.step_of(self.after, totals))
         if server.numbers.get(SERVER_STEPS, 0) != self.after["state"]["steps"]:

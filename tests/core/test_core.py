@@ -39,6 +39,13 @@ def test_some_tensors_of_a_vector_are_copied_in_their_lines_of_memory() -> None:
     assert found["b"].storage_offset() == 100 % LINE and layout.copied(flat, [], torch.device("cpu")) == {}
 
 
+def test_stretches_of_a_layout_have_what_lies_in_them_of_each_name() -> None:
+    whole = Layout(("a", "b", "c", "d"), ((2, 3), (1,), (4, 5), (2,)), torch.float64)  # from 0, 6, 7 and 27
+    assert whole.within([(0, 8), (20, 40)]) == Layout(("a", "b", "c", "d"), ((6,), (1,), (8,), (2,)), torch.float64)
+    assert whole.within([(2, 4), (5, 6), (26, 28)]) == Layout(("a", "c", "d"), ((3,), (1,), (1,)), torch.float64)
+    assert whole.within([]).size == 0
+
+
 def test_a_layout_is_fp64_only_if_everything_is() -> None:
     assert Layout.of({"a": torch.zeros(1, dtype=torch.float64)}).dtype == torch.float64
     assert Layout.of({"a": torch.zeros(1, dtype=torch.float64), "b": torch.zeros(1)}).dtype == torch.float32

@@ -71,6 +71,24 @@ def test_checks_change_no_bit(is_secret: bool, places: Path) -> None:
         assert file.right("south") >= {record.digest for record in file.records()}
 
 
+STEPPED = {
+    "adamw": {"server": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "no_decay": ["*bias"]}},
+    "feddyn": {"algorithm": {"name": "feddyn"}, "server": {"optimizer": "sgd", "lr": 0.5, "momentum": 0.5}},
+}
+
+
+@pytest.mark.parametrize("name", ["adamw", pytest.param("feddyn", marks=pytest.mark.slow)])
+def test_a_share_of_the_leaves_is_stepped_as_the_whole(name: str, places: Path) -> None:
+    digests = []
+    for share in ("all", 0.3):
+        write_config(places, **checked(share), **STEPPED[name], run={"dir": str(places / "run")})  # of clients' states
+        ends_well(run(places, "never"))
+        digests.append(digest(places / "run"))
+        file = ReceiptsFile(places / "run/trust/south/receipts.jsonl")
+        assert file.right("south") >= {record.digest for record in file.records()}
+    assert digests[0] == digests[1]
+
+
 @pytest.mark.parametrize(("verify", "is_secret"), [("all", True), pytest.param(0.999, False, marks=pytest.mark.slow)])
 def test_a_sum_that_is_not_that_of_the_parts_ends_the_run_in_that_round(
     verify: str | float, is_secret: bool, places: Path

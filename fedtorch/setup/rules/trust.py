@@ -72,10 +72,9 @@ def a_leaf_can_be_stepped_alone(plan: Plan) -> None:
         return
     why = f"trust.verify is {config.trust.verify} but "
     name = config.algorithm_name or type(algorithm).__name__
-    if overrides(type(algorithm), "server_update", Algorithm) or algorithm.exchanged_vectors != ("weights",):
+    is_own = overrides(type(algorithm), "server_update", Algorithm) and not algorithm.limits.steps_each_number
+    if is_own or algorithm.exchanged_vectors != ("weights",):
         raise ConfigError(f"{why}algorithm.name is {name}, whose step needs whole vectors; set trust.verify to all")
-    if config.server.optimizer == "adamw":
-        raise ConfigError(f"{why}server.optimizer is adamw, whose decay differs by parameter; set trust.verify to all")
 
 
 def the_server_of_checked_rounds_only_serves(plan: Plan) -> None:
