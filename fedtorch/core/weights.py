@@ -72,10 +72,13 @@ class Layout:
 
         stretches: ascending; no two overlap.
         """
-        counts = dict.fromkeys(self.names, 0)
+        counts, ends, at = dict.fromkeys(self.names, 0), (*self.offsets[1:], self.size), 0
         for start, stop in stretches:
-            for name, offset, size in zip(self.names, self.offsets, self.sizes, strict=True):
-                counts[name] += max(0, min(stop, offset + size) - max(start, offset))
+            while at < len(ends) and self.offsets[at] < stop:
+                counts[self.names[at]] += max(0, min(stop, ends[at]) - max(start, self.offsets[at]))
+                if ends[at] > stop:  # the next stretch may have more of it
+                    break
+                at += 1
         left = {name: (count,) for name, count in counts.items() if count}
         return Layout(tuple(left), tuple(left.values()), self.dtype)
 

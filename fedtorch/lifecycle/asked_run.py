@@ -61,11 +61,11 @@ def asked_of(config: Config, clients: Sequence[str], num_ranks: int, *, is_new: 
     sizes = tuple(zip(layout.names, layout.sizes, strict=True)) if vectors else ()
     own = [name for name in clients if built.clients.named(name) is not None] or list(clients)
     promises = [promise_to(built, name, is_new=is_new) for name in own]
-    of_record, public = config.privacy.kind == "record", make_mechanism(built, is_server=False).public_figures
+    mechanism, of_record = make_mechanism(built, is_server=False), config.privacy.kind == "record"
     return Asked(
         sizes,
         vectors,
-        tuple(kinds_of(built, own)),
+        tuple(kinds_of(built, mechanism, own)),
         config.rounds,
         layout.size * vectors * max(_WHOLE, layout.dtype.itemsize * len(own)),
         clients=len(own),
@@ -77,15 +77,15 @@ def asked_of(config: Config, clients: Sequence[str], num_ranks: int, *, is_new: 
         clips_updates=not of_record,
         verified=_verified(config),
         declared=_declared(config, own) if of_record else (),
-        figures=(*public, *built.algorithm.limits.public_numbers) if public else (),
+        figures=(*public, *built.algorithm.limits.public_numbers) if (public := mechanism.public_figures) else (),
         noise=_noise(built, own),
         initial=_initial(built) if vectors else "",
     )
 
 
-def kinds_of(built: BuiltRun, clients: Sequence[str]) -> list[str]:
+def kinds_of(built: BuiltRun, mechanism: Mechanism, clients: Sequence[str]) -> list[str]:
     """Names of the kinds that leave a silo in a run, beside updates; see `trust.policy.kinds`."""
-    config, mechanism = built.config, make_mechanism(built, is_server=False)
+    config = built.config
     kept, is_record = mechanism.reported(replace(_FULL, client=clients[0])), config.privacy.kind == "record"
     found = ["status", "steps"]
     for kind in REPORTS:

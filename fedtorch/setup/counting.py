@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedtorch.core.silo_work import by_person
 from fedtorch.privacy.accounting import least_noise
 from fedtorch.privacy.counts import EXPONENT, Cells, CountsLevel, CountTerms
 from fedtorch.privacy.public_sum import Masking
-from fedtorch.privacy.record.silo import Block, Silo
+from fedtorch.privacy.record.silo import Blocks, Silo
 from fedtorch.privacy.secure_sum.terms import threshold_of
 from fedtorch.rounds.topology import Topology
 from fedtorch.stats.prefixes import Noise
@@ -21,9 +22,6 @@ from fedtorch.stats.questions import CountPlan
 from fedtorch.stats.rule import CountRule
 from fedtorch.stats.settings import PersonUnit, StatsPrivacy
 from fedtorch.tasks.counted import Counted, plan_of
-
-Blocks = tuple[tuple[Block, ...], ...]
-"""Of each round, numbers with the deviation of their noise."""
 
 
 def counting(config: Config, topology: Topology) -> tuple[Counted, Counts]:
@@ -70,10 +68,7 @@ def make_counts_level(config: Config, rule: CountRule, task: Counted, masking: M
     def units(client: str, rows: Sequence[Any]) -> Sequence[Sequence[int]]:
         return units_of(settings, task, client, len(rows))
 
-    def cells(client: str, round: int) -> Cells:
-        return cells_of(plan, client, round)
-
-    return CountsLevel(terms_of(config, rule), plan.silos, open_silo, units, cells, masking)
+    return CountsLevel(terms_of(config, rule), plan.silos, open_silo, units, partial(cells_of, plan), masking)
 
 
 def cells_of(plan: CountPlan, client: str, round: int) -> Cells:

@@ -33,7 +33,7 @@ POLICY: dict[str, Any] = {
 def places(tmp_path: Path) -> Path:
     """A folder for each party, with its rows, key, list of members and config; south has a policy."""
     make_places(tmp_path)
-    write_config(tmp_path, run={"dir": "run", "name": "policy"}, system={**SYSTEM, "start_timeout": 20.0})
+    write_config(tmp_path, run={"dir": "run", "name": "policy"}, system=SYSTEM)
     write_policy(tmp_path)
     return tmp_path
 
@@ -209,7 +209,7 @@ COUNTED: dict[str, Any] = {"labels": {"longest": 5, "width": 4}, "min_count": 2}
 
 def counts(places: Path, **changes: Any) -> None:
     trust = {"members": "members.yaml", "key": "own.key", "verify": "all"}
-    run = {"run": {"dir": "run", "name": "policy"}, "system": {**SYSTEM, "start_timeout": 20.0}}
+    run = {"run": {"dir": "run", "name": "policy"}, "system": SYSTEM}
     write_config(places, paradigm="stats", stats={**COUNTED, **changes}, trust=trust, **run)
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parties import PARTIES, PINNED, write_config
-from parties import SYSTEM as OF_PARTIES
+from parties import PARTIES, PINNED, SYSTEM, write_config
 from ranks import expect_exit, run_ranks
 
 from fedtorch.comm.distributed import DistributedCommunicator
@@ -32,7 +31,6 @@ from launchers.site_policy import Process, Site
 
 pytest.importorskip("cryptography")
 
-SYSTEM = {**OF_PARTIES, "start_timeout": 20.0}
 SECURE: dict[str, Any] = {"privacy": {"clip": 0.05, "secure_sum": {"threshold": 1.0}}}
 RECORD: dict[str, Any] = {
     "privacy": {

@@ -292,13 +292,13 @@ def _way(source: Any, place: torch.device) -> str:
 
 @dataclass(frozen=True)
 class _About:
-    """What is looked up of an operation at each of its calls, thousands of times in a run."""
+    """Facts of an operation that each of its calls needs, thousands in a run."""
 
     name: str
     names: tuple[str, ...]
-    """Of its arguments, in their order."""
+    """Names of its arguments, in their order."""
     written: tuple[str, ...]
-    """Of the arguments that it changes, if it returns nothing else."""
+    """Names of the arguments that it changes, if it returns nothing else."""
     num_returns: int
 
 

@@ -78,10 +78,10 @@ class SilosPart:
         if self._key is None:
             self.see(window)
         else:
-            whole = self._witness.lend(min(len(window), PIECE)).view(np.float64)
+            whole, factors = self._witness.lend(min(len(window), PIECE)).view(np.float64), self._factors
             for start in range(0, len(window), PIECE):  # stays in the cache until it has its tags
                 piece = window[start : start + PIECE]
-                add_all(Fold([piece], self._factors, whole[: len(piece)], fresh=True), len(piece))
+                add_all(Fold([piece], factors, whole[: len(piece)], fresh=True), len(piece))
                 self.see(whole[: len(piece)])
         self.see_sent(window, place)
 

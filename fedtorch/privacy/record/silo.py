@@ -117,6 +117,8 @@ class Step:
 Sum = npt.NDArray[np.float64]
 Block = tuple[int, int, float]
 """First and last but one of some numbers of a sum, and the standard deviation of the noise on each, in steps."""
+Blocks = tuple[tuple[Block, ...], ...]
+"""Blocks of each round in turn."""
 AddNoise = Callable[[Step, Sum, Sequence[Block]], str]
 """Adds a step's noise to its sum, in place; returns the keyed digest of that sum and of all before it."""
 

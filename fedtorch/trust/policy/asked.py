@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-AskedNoise = tuple[str, str, str, int, tuple[tuple[tuple[int, int, float], ...], ...]]
+from fedtorch.privacy.record.silo import Blocks
+
+AskedNoise = tuple[str, str, str, int, Blocks]
 
 
 @dataclass(frozen=True)

@@ -75,11 +75,10 @@ class OutgoingPart:
         if not 0 < count <= self.size - start:
             raise ValueError(f"{count} numbers from {start} on of {self.size}")
         self.left[place] = start + count
-        found: npt.NDArray[Any] = self.updates[place][start : start + count] if self.way == "updates" else np.empty(0)
-        if self.way != "updates":
+        if self.way != "updates" or self.key is not None:  # of an update too, of which silos check the whole numbers
             found = self._whole(start, count)
-        elif self.key is not None:  # the sum is of this update alone, and silos check its whole numbers
-            self._whole(start, count)
+        if self.way == "updates":
+            found = self.updates[place][start : start + count]
         self.hashes.extend(leaves(found))
         return found
 
