@@ -21,6 +21,7 @@ from fedtorch.comm.sparse.peers import Peers
 from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.early import Early
 from fedtorch.comm.transport.meter import Meter
+from fedtorch.comm.transport.process_group import Came, ignored
 from fedtorch.comm.transport.server_vector import ServerVector
 from fedtorch.comm.transport.update_memory import UpdateMemory
 from fedtorch.comm.wire import Packet, packet_to_report, report_to_packet
@@ -248,13 +249,16 @@ class Communicator(ABC):
         """A sign of life, for this rank alone: to be called in every step of anything long. Cheap: mostly a clock."""
 
     @abstractmethod
-    def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
+    def broadcast(
+        self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None, came: Came = ignored
+    ) -> None:
         """Copy the server's `flat` into every other rank's `flat`, which must have its length and dtype.
 
         What `vector` shares is there already: nothing is copied, but counted as if it were.
 
         clients: how many clients this is for, for the meter's logical bytes; all of them by default. numbers: how many
-        all of them together get of it, if not all get all.
+        all of them together get of it, if not all get all. came: told how much of it is there, while the rest is under
+        way; not where nothing is copied.
         """
 
     def gather(self, messages: Sequence[Packet], *, round: int) -> list[Packet]:

@@ -43,6 +43,7 @@ from fedtorch.comm.transport.device import Staging
 from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.header import Op
 from fedtorch.comm.transport.mapped_vector import MappedVector
+from fedtorch.comm.transport.process_group import Came, ignored
 from fedtorch.comm.transport.trial import problem_of
 from fedtorch.comm.transport.update_memory import UpdateMemory
 from fedtorch.comm.wire import Packet
@@ -74,9 +75,8 @@ class DistributedCommunicator(Communicator):
         self._store, self._options, self.events = store, options, SharedEventLog(store)
         self.staging, self._groups, self._failures, self._is_closed, self._recovers = None, 0, 0, False, False
         self._transcript = Transcript.of(store, self.rank)
-        beats, limit_s = copy.copy(store), store.timeout_s  # good before and after the parties have signed that
-        us = self.rank, self.size, limit_s
-        self._liveness = Liveness(beats, options.links, *us, options.stacks, sees_ends=options.recovers)
+        us = options.links, self.rank, self.size, store.timeout_s  # a store good before and after parties have signed
+        self._liveness = Liveness(copy.copy(store), *us, options.stacks, sees_ends=options.recovers)
         self.member, self.lost, self.has_ended = member, member.entry.lost, member.entry.is_over
         self.vector = MappedVector(lambda: self._group, lambda: store.shares_memory)
         self.memory = UpdateMemory(lambda: store.shares_memory and self.size > 1 and self.staging is None)
@@ -146,7 +146,6 @@ class DistributedCommunicator(Communicator):
         """Compare facts through the store. That NCCL is wanted and a rank has no GPU of its own is an error."""
         self._liveness.beat(phase="preflight")
         self.faults("preflight")
-
         paper, gpu = self._transcript, OwnGpu.of(self._options.device).note()
         facts = {**facts, **paper.facts} if paper else facts
 
@@ -290,7 +289,9 @@ class DistributedCommunicator(Communicator):
         self._liveness.beat(phase=phase, round=round, client=client, step=step)
         self.faults(phase, round=round, client=client, step=step)
 
-    def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
+    def broadcast(
+        self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None, came: Came = ignored
+    ) -> None:
         """Send the server's vectors to all ranks, over the process group."""
         if self._agreed == self._next_broadcast(flat):
             self._group.enter(Op.BROADCAST)
@@ -298,7 +299,7 @@ class DistributedCommunicator(Communicator):
             self._group.agree(Op.BROADCAST, round=0, length=flat.numel(), dtype=flat.dtype)
         self._agreed = ""
         if not self.vector.is_shared(flat):
-            self._group.broadcast(flat)
+            self._group.broadcast(flat, came)
         copies = (self.num_clients if clients is None else clients) if self.is_server else 0
         sent = flat.nbytes * (self._group.size - 1 if self.is_server else 1)
         logical = flat.nbytes * copies if numbers is None else numbers * flat.itemsize

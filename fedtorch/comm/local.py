@@ -15,6 +15,7 @@ from fedtorch.comm.sums.accepted import AcceptedUpdates
 from fedtorch.comm.sums.checks import SumCheck
 from fedtorch.comm.sums.device_sum import accumulator_for
 from fedtorch.comm.sums.reproducible import SumScale
+from fedtorch.comm.transport.process_group import Came, ignored
 from fedtorch.comm.transport.windows import WINDOW, windows
 from fedtorch.comm.wire import Packet, decode, encode
 from fedtorch.core.update import Report, UpdateBuffer
@@ -86,7 +87,9 @@ class LocalCommunicator(Communicator):
         """Nobody watches."""
         self.faults(phase, round=round, client=client, step=step)
 
-    def broadcast(self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None) -> None:
+    def broadcast(
+        self, flat: Tensor, *, clients: int | None = None, numbers: int | None = None, came: Came = ignored
+    ) -> None:
         """`flat` stays as it is."""
         clients = self.num_clients if clients is None else clients
         logical = flat.nbytes * clients if numbers is None else numbers * flat.itemsize

@@ -25,6 +25,7 @@ from torch import Tensor
 from fedtorch.algorithms.weighting import shares
 from fedtorch.comm.job.witness import Exchanged, Witness
 from fedtorch.comm.sums.reproducible import PIECE, SumScale
+from fedtorch.comm.transport.process_group import ignored
 from fedtorch.core.client import Client
 from fedtorch.core.errors import PolicyError, TrustError, WrongWorkError
 from fedtorch.core.prime import Words
@@ -34,7 +35,7 @@ from fedtorch.rounds.chain import Chain
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.steps import Steps
 from fedtorch.trust.kept import KeptLeaves
-from fedtorch.trust.merkle import LEAF, leaves, levels, path, root
+from fedtorch.trust.merkle import LEAF, PassingLeaves, levels, path, root
 from fedtorch.trust.receipts import Signed, is_enough
 from fedtorch.trust.tags import Whole
 
@@ -61,7 +62,7 @@ class CheckedSteps(Steps, ABC):
             TrustError: the weights that came are not those of the record.
         """
         known = str(self.chain.record.about["next"])
-        self.witness.weights = known if self._has_weights else self.context.vectors.root
+        self.witness.weights = known if self._has_weights else self.context.vectors.sent_root
         if self.witness.weights != known:
             raise self.wrong("the server has sent other weights than its record of the round before names")
         return f"{self.witness.weights} {self.chain.last}"
@@ -112,7 +113,7 @@ class CheckedSteps(Steps, ABC):
         met = context.members.meet("record", meeting, may_stop=False)
         told = self.chain.heard(met.answered)
         if sums is not None:
-            context.members.retry_on_loss("record", partial(context.comm.broadcast, sums, numbers=0))
+            context.members.retry_on_loss("record", partial(self._send_sums, sums))
         if context.comm.is_server:
             self._answer(told[-1])
         else:
@@ -142,6 +143,10 @@ class CheckedSteps(Steps, ABC):
     def _shown(self, exchanged: Exchanged) -> Tensor | None:
         """On the server: what is sent with the record."""
         return None
+
+    def _send_sums(self, sums: Tensor) -> None:
+        """Send what `_shown` gives, into what `_room` gives."""
+        self.context.comm.broadcast(sums, numbers=0)
 
     @abstractmethod
     def _look(self, record: Signed, receipts: Sequence[Signed], sums: Tensor | None) -> None:
@@ -338,11 +343,15 @@ class WholeSteps(CheckedSteps):
         exchanged.room[-len(exchanged.tags) :] = exchanged.tags.view(np.int64)
         return torch.from_numpy(exchanged.room)
 
+    def _send_sums(self, sums: Tensor) -> None:
+        self._came = PassingLeaves(sums[: -self._leaves])
+        self.context.comm.broadcast(sums, numbers=0, came=ignored if self.context.comm.is_server else self._came.up_to)
+
     def _look(self, record: Signed, receipts: Sequence[Signed], sums: Tensor | None) -> None:
         assert sums is not None
         context, about = self.context, record.about
         total, tags = sums[: -self._leaves].numpy(), sums[-self._leaves :].numpy().view(np.uint64)
-        tree = levels(leaves(total))
+        tree = levels(self._came.hashes)
         if tree[-1][0].hex() != about["sum"] or root(tags).hex() != about["tags"]:
             raise self.wrong("the server sends another sum, or other tags, than its record names")
         self.check_tags(about, total, tags)

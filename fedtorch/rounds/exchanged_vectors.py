@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm
+from fedtorch.comm.transport.process_group import ignored
 from fedtorch.core.direction_model import DirectionModel
 from fedtorch.core.overrides import overrides
 from fedtorch.core.places import Places
@@ -22,7 +23,7 @@ from fedtorch.rounds.residence import CPU, place_of
 from fedtorch.rounds.scalar_record import ScalarRecord, head_of
 from fedtorch.rounds.varying import VaryingVectors
 from fedtorch.train.pinned_copy import PinnedCopier
-from fedtorch.trust.merkle import vector_root
+from fedtorch.trust.merkle import PassingLeaves, root_of, vector_root
 
 
 class _State(Enum):
@@ -59,6 +60,8 @@ class ExchangedVectors:
         self._copier = PinnedCopier(CPU)
         self.version = object()
         """another object wherever the vectors may have changed on this rank"""
+        self._sent_root: tuple[object, str] = (None, "")
+        """the version whose root was found while it was sent, and that root"""
         self._state = _State.UNLIKE
 
     def by_name(self) -> dict[str, Tensor]:
@@ -130,6 +133,12 @@ class ExchangedVectors:
         """Digest of the vectors as this rank has them, see `trust.merkle`; hexadecimal."""
         return vector_root(self.flat)
 
+    @property
+    def sent_root(self) -> str:
+        """Digest of the vectors as they were sent last; parties that swear to it have it from when they were sent."""
+        version, found = self._sent_root
+        return found if version is self.version else self.root
+
     @cached_property
     def varying(self) -> VaryingVectors:
         """Vectors that the server sends beside its own, as all ranks have them."""
@@ -192,16 +201,20 @@ class ExchangedVectors:
         if self._sent is not None:
             self._copier.upload(self.flat, part := self._sent)
         self._members.barrier("broadcast", vector=part if part.numel() else None)
-        self._send(part, places, server_tensors)
+        leaves = self._send(part, places, server_tensors)
         self._state, self.version = _State.ALIKE, object()
+        if part is self.flat and leaves.are_all:
+            self._sent_root = self.version, root_of(leaves.hashes).hex()
 
-    def _send(self, part: Tensor, places: Places | None, server_tensors: Mapping[str, Tensor]) -> None:
+    def _send(self, part: Tensor, places: Places | None, server_tensors: Mapping[str, Tensor]) -> PassingLeaves:
         round = self._members.progress.round
         numbers = self._received_numbers(round, len(part))
+        leaves = PassingLeaves(part)
 
         def send() -> dict[str, Tensor]:
+            leaves.hashes.clear()
             if part.numel():
-                self._comm.broadcast(part, numbers=numbers)
+                self._comm.broadcast(part, numbers=numbers, came=leaves.up_to if self._comm.swears else ignored)
             return self.varying.send(self._comm, server_tensors, round=round)
 
         found = self._members.retry_on_loss("broadcast", send)
@@ -209,6 +222,7 @@ class ExchangedVectors:
             places.put(part, self.flat)
         if self.varying.adopt(found):
             self._algorithm.adopt(self._components.engine, self._components.task, self.varying.held)
+        return leaves
 
     def _received_numbers(self, round: int, sent: int) -> int | None:
         """How many numbers all clients together get, where the algorithm says so for each. sent: to all."""

@@ -27,7 +27,7 @@ class Steps:
 
         It is the digest of the weights from which clients have trained.
         """
-        found = self.context.vectors.root if self.context.comm.swears else ""
+        found = self.context.vectors.sent_root if self.context.comm.swears else ""
         if self.context.comm.witness is not None:
             self.context.comm.witness.weights = found
         return found

@@ -78,6 +78,26 @@ def vector_leaves(vector: Tensor, leaf: int = LEAF) -> Iterator[bytes]:
     return leaves(vector.detach().contiguous().view(-1).view(torch.uint8).numpy(), leaf * vector.itemsize)
 
 
+class PassingLeaves:
+    """Hashes the leaves of a vector while it comes."""
+
+    def __init__(self, vector: Tensor) -> None:
+        """vector: flat, on the CPU; written from its start to its end."""
+        self._vector, self.hashes = vector, list[bytes]()
+
+    def up_to(self, stop: int) -> None:
+        """Hash what is whole once `stop` numbers are there; the last leaf may have fewer than others."""
+        size, start = len(self._vector), len(self.hashes) * LEAF
+        whole = size if stop >= size else stop // LEAF * LEAF
+        if whole > start:
+            self.hashes += vector_leaves(self._vector[start:whole])
+
+    @property
+    def are_all(self) -> bool:
+        """Is the vector hashed to its end, and not empty?"""
+        return bool(self.hashes) and len(self.hashes) * LEAF >= len(self._vector)
+
+
 def leaves(values: npt.NDArray[np.generic], leaf: int = LEAF) -> Iterator[bytes]:
     """The hash of each leaf, in order."""
     content = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<"), copy=False)).view(np.uint8).data

@@ -27,6 +27,7 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.sums.checks import projection
 from fedtorch.comm.transport import backend, machines
 from fedtorch.comm.transport import device as staged
+from fedtorch.comm.transport.process_group import Came
 from fedtorch.config.schema import ClientConfig, ClientsConfig, EvalConfig, ServerConfig
 from fedtorch.config.system import SystemConfig
 from fedtorch.core import devices
@@ -208,8 +209,8 @@ def disturbed(folder: str, how: str, where: str = "aaa") -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         awaited(self, work)
 
-    def damaging(self: staged.Staged, tensor: torch.Tensor) -> Any:
-        work = broadcast(self, tensor)
+    def damaging(self: staged.Staged, tensor: torch.Tensor, came: Came) -> Any:
+        work = broadcast(self, tensor, came)
         work.wait()
         if tensor.device == device:
             tensor[-1:].add_(2.0**-20)

@@ -27,6 +27,7 @@ from fedtorch.comm.sums.sum_ways import Exchange
 from fedtorch.comm.transport import windows
 from fedtorch.comm.transport.group import Group
 from fedtorch.comm.transport.header import Op
+from fedtorch.comm.transport.pieces import PIECE_BYTES
 from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core.errors import DeadlineError, FedtorchError, PreflightError
 from fedtorch.core.norms import norm_and_max
@@ -263,6 +264,31 @@ def test_broadcast_copies_the_servers_vector_and_counts_it() -> None:
     server, worker, _ = (totals for _, totals in results)
     assert (server["bytes_down"], server["physical_down"], server["messages_down"]) == (2 * payload, 2 * payload, 6)
     assert (worker["bytes_down"], worker["physical_down"]) == (0, payload)
+
+
+def seen_coming(has_pieces: bool) -> list[int]:
+    """Whoever looks at a payload while it comes is told of each piece, once it is there."""
+    sent, told = torch.arange(2.5 * PIECE_BYTES / 4), list[int]()
+    with DistributedCommunicator.join(["a", "b"], timeout_s=20, grace_s=0.5) as comm:
+        comm._store.spans_hosts, comm._store.shares_memory = has_pieces, False
+        flat = torch.zeros_like(sent) if comm.rank else sent.clone()
+
+        def came(stop: int) -> None:
+            assert torch.equal(flat[:stop], sent[:stop])
+            told.append(stop)
+
+        comm.broadcast(flat, came=came)
+        comm.broadcast(flat)
+    return told
+
+
+@pytest.mark.parametrize("has_pieces", [True, False])
+def test_a_payload_is_looked_at_while_it_comes(has_pieces: bool) -> None:
+    piece, size = PIECE_BYTES // 4, 5 * PIECE_BYTES // 8
+    on_others = [piece, 2 * piece, size, size] if has_pieces else [size]
+    assert run_ranks(seen_coming, 3, has_pieces) == [[size], on_others, on_others]
+    with LocalCommunicator(["a", "b"]) as alone:
+        alone.broadcast(torch.zeros(3), came=lambda stop: pytest.fail("nothing is copied"))
 
 
 def mismatched(case: str, folder: str) -> None:

@@ -29,6 +29,7 @@ from fedtorch.comm.sums.witnessed import SilosPart
 from fedtorch.main import main
 from fedtorch.rounds.exchanged_vectors import ExchangedVectors
 from fedtorch.trust.keys import new_key
+from fedtorch.trust.merkle import PassingLeaves
 
 pytest.importorskip("cryptography")
 
@@ -38,9 +39,12 @@ def as_misled(places: str) -> tuple[int, str]:
     if os.environ["RANK"] == "2":
         send = ExchangedVectors._send
 
-        def send_something_else(self: ExchangedVectors, *about: Any) -> None:
+        def send_something_else(self: ExchangedVectors, *about: Any) -> PassingLeaves:
             send(self, *about)
             self.flat.view(torch.int32)[3] ^= 1
+            came = PassingLeaves(self.flat)
+            came.up_to(len(self.flat))
+            return came
 
         ExchangedVectors._send = send_something_else  # type: ignore[method-assign]
     return as_party(places)

@@ -6,8 +6,20 @@ import hashlib
 
 import numpy as np
 import pytest
+import torch
 
-from fedtorch.trust.merkle import LEAF, leaves, levels, path, path_length, root, root_along, root_of
+from fedtorch.trust.merkle import (
+    LEAF,
+    PassingLeaves,
+    leaves,
+    levels,
+    path,
+    path_length,
+    root,
+    root_along,
+    root_of,
+    vector_leaves,
+)
 
 SUM = np.array([4, 18, (1 << 40) - 27, -(1 << 40) + 44, 46], np.int64)
 
@@ -56,3 +68,19 @@ def test_every_leaf_can_be_shown_alone_and_no_other_in_its_place(count: int) -> 
         for other in {*range(count)} - {place}:
             if path_length(other, count) == len(nodes):
                 assert root_along(found, other, count, nodes) != tree[-1][0]
+
+
+@pytest.mark.parametrize("size", [1, LEAF - 1, 2 * LEAF, 5 * LEAF + 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_a_vector_that_comes_piece_by_piece_has_the_same_leaves(size: int, dtype: torch.dtype) -> None:
+    here = torch.arange(size).to(dtype)
+    for piece in (1000, LEAF, 2 * LEAF + 1, size):
+        coming = torch.zeros_like(here)
+        passing = PassingLeaves(coming)
+        for stop in [*range(piece, size, piece), size]:
+            coming[:stop] = here[:stop]  # what is behind it has not come yet
+            assert not passing.are_all
+            passing.up_to(stop)
+            assert len(passing.hashes) == (-(-size // LEAF) if stop == size else stop // LEAF)
+        passing.up_to(size)
+        assert passing.are_all and passing.hashes == list(vector_leaves(here))

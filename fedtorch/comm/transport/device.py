@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedtorch.comm.job.ports import Ports, gloo_device
 from fedtorch.comm.transport.environment import environment
-from fedtorch.comm.transport.process_group import Direct, Work
+from fedtorch.comm.transport.process_group import Came, Direct, Work, ignored
 from fedtorch.comm.transport.windows import WINDOW
 from fedtorch.core import devices
 
@@ -122,7 +122,7 @@ class Staged:
         self._waiting: deque[_Piece] = deque()
         self._moving: deque[tuple[_Piece, _Slot | None, Work]] = deque()
 
-    def broadcast(self, tensor: Tensor) -> Work:
+    def broadcast(self, tensor: Tensor, came: Came = ignored) -> Work:
         return self._begin(tensor, self._inner.broadcast, copies_in=self._is_root, copies_out=not self._is_root)
 
     def reduce(self, tensor: Tensor) -> Work:

@@ -22,7 +22,7 @@ from fedtorch.comm.transport.header import DTYPES, MAGIC, WIDTH, Op, describe, f
 from fedtorch.comm.transport.machines import connect
 from fedtorch.comm.transport.node_sums import NodeSums
 from fedtorch.comm.transport.pieces import PIECE_BYTES
-from fedtorch.comm.transport.process_group import Direct, Transfer, Transport, Work
+from fedtorch.comm.transport.process_group import Came, Direct, Transfer, Transport, Work, ignored
 from fedtorch.comm.transport.shared import Shared
 from fedtorch.comm.transport.windows import windows
 from fedtorch.core.errors import FedtorchError, PreflightError
@@ -140,19 +140,23 @@ class Group:
         for rank in self.members[1:] if self.rank == 0 else ():
             self.say(numbers, rank)
 
-    def broadcast(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor, came: Came = ignored) -> None:
         """Copy the server's payload into all others' `tensor`; its length and dtype must be agreed on.
 
-        Digests are those of the server's kind: computed on its device, where the payload lies there.
+        Digests are those of the server's kind: computed on its device, where the payload lies there. came: told of what
+        is there while the rest is under way; on the server, which has all of it, while it is sent.
 
         Raises:
             PreflightError: on a rank where something else came.
         """
-        transfer = self._start(lambda: self._payloads.broadcast(tensor))
+        transfer = self._start(lambda: self._payloads.broadcast(tensor, came if self.rank else ignored))
         head, count = [int(tensor.device.type != "cpu")], len(list(windows(tensor.numel())))
         if self.rank == 0:  # while it is sent
             head += sums_of_bits(tensor) if head[0] else window_digests(tensor)
+            came(tensor.numel())
         self.wait(transfer)
+        if self.rank:
+            came(tensor.numel())
         self._let_server_go_first(tensor.nbytes)
         told = torch.tensor(head if self.rank == 0 else [0] * (count + 1), dtype=torch.int64)
         self.broadcast_numbers(told)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedtorch.comm.transport.pieces import cut
-from fedtorch.comm.transport.process_group import Transport, Work
+from fedtorch.comm.transport.process_group import Came, Transport, Work, ignored
 from fedtorch.comm.transport.shared import SLOTS, Shared
 
 
@@ -51,7 +51,7 @@ class NodeSums(Transport):
         self._adding: deque[_Sum] = deque()
         self._idle: list[Tensor] = []
 
-    def broadcast(self, tensor: Tensor) -> Work:
+    def broadcast(self, tensor: Tensor, came: Came = ignored) -> Work:
         pieces = list(cut(tensor)) if tensor.numel() else []
         if self._between is None:
             return _Came(self, pieces)

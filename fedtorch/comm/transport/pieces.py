@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, repeat
 
 from torch import Tensor
 
-from fedtorch.comm.transport.process_group import Direct, Transport, Work
+from fedtorch.comm.transport.process_group import Came, Direct, Transport, Work, ignored
 
 PIECE_BYTES = 1 << 20  # a second on a wire of 10 Mbit/s; gloo gives every operation a time limit of its own
 
@@ -18,8 +19,9 @@ class InPieces(Transport):
         """beat: called after every piece."""
         self._inner, self._beat = inner, beat
 
-    def broadcast(self, tensor: Tensor) -> Work:
-        return _Works([self._inner.broadcast(piece) for piece in cut(tensor)], self._beat)
+    def broadcast(self, tensor: Tensor, came: Came = ignored) -> Work:
+        pieces = cut(tensor)
+        return _Works(map(self._inner.broadcast, pieces), self._beat, came, accumulate(map(len, pieces)))
 
     def reduce(self, tensor: Tensor) -> Work:
         return self._inner.reduce(tensor)
@@ -44,14 +46,18 @@ class InPieces(Transport):
 class _Works:
     """Operations under way; lets go of each that is done, and of all when one has failed."""
 
-    def __init__(self, works: Iterable[Work], beat: Callable[[], None]) -> None:
-        self._works, self._beat = list(works), beat
+    def __init__(
+        self, works: Iterable[Work], beat: Callable[[], None], came: Came = ignored, ends: Iterable[int] = repeat(0)
+    ) -> None:
+        """ends: numbers that are there after each; for `came`."""
+        self._works, self._beat, self._came, self._ends = list(works), beat, came, iter(ends)
 
     def wait(self) -> None:
         try:
             while self._works:
                 self._works.pop(0).wait()
                 self._beat()
+                self._came(next(self._ends))
         finally:
             self._works.clear()
 

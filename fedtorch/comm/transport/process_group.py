@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
+
+Came = Callable[[int], None]
+"""Told how many numbers of a payload are there, from its first one on; never fewer than before."""
+
+
+def ignored(stop: int) -> None:
+    """Take what is told as `Came`, and do nothing."""
 
 
 class Work(Protocol):
@@ -23,9 +30,12 @@ class Transfer:
 
 
 class Transport(Protocol):
-    """Moves flat CPU tensors between the ranks of a group, whose rank 0 is the server; all but `drop` begin only."""
+    """Moves flat CPU tensors between the ranks of a group, whose rank 0 is the server; all but `drop` begin only.
 
-    def broadcast(self, tensor: Tensor) -> Work: ...
+    came: called while the rank waits, by a transport that moves the tensor in pieces; others do not call it.
+    """
+
+    def broadcast(self, tensor: Tensor, came: Came = ignored) -> Work: ...
     def reduce(self, tensor: Tensor) -> Work: ...
     def send(self, tensor: Tensor, rank: int) -> Work: ...
     def receive(self, tensor: Tensor, rank: int) -> Work: ...
@@ -43,7 +53,7 @@ class Direct:
         self._group = group
         """A ProcessGroupGloo or ProcessGroupNCCL, whose collectives are missing in torch 2.13's type stubs."""
 
-    def broadcast(self, tensor: Tensor) -> Work:
+    def broadcast(self, tensor: Tensor, came: Came = ignored) -> Work:
         options = dist.BroadcastOptions()
         options.rootRank = 0
         return self._group.broadcast([tensor], options)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedtorch.comm.transport.process_group import Direct, Work
+from fedtorch.comm.transport.process_group import Came, Direct, Work, ignored
 from fedtorch.comm.transport.segment import Segment, path_of
 from fedtorch.comm.transport.windows import WINDOW
 
@@ -99,7 +99,7 @@ class Shared(Direct):
             return self.send(tensor, 0)
         return _Sum(self, tensor, {rank: self.hear(rank, _SLOT) for rank in self._peers})
 
-    def broadcast(self, tensor: Tensor) -> Work:
+    def broadcast(self, tensor: Tensor, came: Came = ignored) -> Work:
         if tensor.nbytes <= SLOT_BYTES:  # one window is as fast over sockets
             return super().broadcast(tensor)
         pieces = list(tensor.split(SLOT_BYTES // tensor.itemsize))
