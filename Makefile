@@ -23,8 +23,8 @@ test: .venv/installed ## linters, types, tests
 	@($(LINT)) & linted=$$!; $(PYTEST); tested=$$?; \
 	wait $$linted || { echo 'The linters found something: make lint shows it again.'; exit 1; }; exit $$tested
 
-unit: .venv/installed ## the tests that start no process and train no whole run
-	$(PYTEST) -m 'not slow and not processes and not federation'
+unit: .venv/installed ## the short tests, which start no process
+	$(PYTEST) -m 'not slow and not processes and not long'
 
 slow: .venv/installed ## the slow tests
 	$(BIN)/python -m pytest -q -m slow

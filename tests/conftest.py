@@ -24,8 +24,8 @@ import pytest
 import torch
 from accounts import begin, end, exactly, remember
 from parsed import parse_once
-from processes import Guard, starts_processes
-from schedule import FIRST, trains_federations, unit_of
+from processes import Guard
+from schedule import FIRST, unit_of
 from slow import is_slow, stale
 from workers import pytest_addoption, pytest_runtestloop  # noqa: F401
 
@@ -41,16 +41,12 @@ parse_once()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that start processes; files with such tests come first, as they take longest."""
+    """Mark the slow tests of `slow.py`; files with tests that start processes come first, as they take longest."""
     if not any("::" in arg for arg in config.args) and (gone := stale(item.nodeid for item in items)):
         raise pytest.UsageError(f"tests/support/slow.py names tests that there are not: {', '.join(gone)}")
     for item in items:
         if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)
-        if starts_processes(item):
-            item.add_marker(pytest.mark.processes)
-        if trains_federations(item.nodeid):
-            item.add_marker(pytest.mark.federation)
     first = {item.path for item in items if item.get_closest_marker("processes")}
     items.sort(key=lambda item: (unit_of(item.nodeid) not in FIRST, item.path not in first))
 

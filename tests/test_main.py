@@ -22,6 +22,8 @@ from fedtorch.lifecycle import session
 from fedtorch.main import main
 from fedtorch.rounds.context import RoundContext
 
+pytestmark = pytest.mark.long
+
 TINY = """
 run: {name: tiny, dir: DIR}
 rounds: 2
@@ -327,6 +329,7 @@ def as_rank(path: str, seed_of_last: int, start_s: int = 60) -> int:
     return main(["--config", path, "--set", f"run.seed={seed_of_last if last else 0}", *limits])
 
 
+@pytest.mark.processes
 def test_three_ranks_give_the_bits_of_one_process(config: Path) -> None:
     assert run(config) == 0
     digest = results(config)["digest"]
@@ -340,11 +343,13 @@ def config_in(config: Path, name: str) -> Path:
     return path
 
 
+@pytest.mark.processes
 def test_ranks_with_different_configs_end_before_any_group_is_made(config: Path) -> None:
     outcomes = expect_exit(as_rank, 3, str(config), 1)
     assert [outcome.result for outcome in outcomes] == [4, 4, 4]
 
 
+@pytest.mark.processes
 def test_a_taken_port_is_named(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import socket
 

@@ -45,6 +45,7 @@ APART = {"mlflow"}
 """Extras that neither `all` nor `dev` holds: pyproject.toml has the reason."""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("0", "0")])
 def test_large_vectors_come_in_large_pages_unless_the_user_says_otherwise(given: str | None, expected: str) -> None:
     environ = {key: value for key, value in os.environ.items() if key != "THP_MEM_ALLOC_ENABLE"}
@@ -98,6 +99,7 @@ def files(folder: Path, *patterns: str) -> set[str]:
     return {path.relative_to(folder).as_posix() for pattern in patterns for path in folder.rglob(pattern)}
 
 
+@pytest.mark.processes
 def test_a_wheel_has_every_module_and_config(wheel: Path) -> None:
     patterns = ("*.py", "*.yaml", "*.md", "py.typed")
     inside = files(ROOT / "fedtorch", *patterns)
@@ -109,6 +111,7 @@ def test_a_wheel_has_every_module_and_config(wheel: Path) -> None:
     assert [path.read_text() for path in wheel.rglob("LICENSE")] == [(ROOT / "LICENSE").read_text()]
 
 
+@pytest.mark.processes
 def test_the_command_of_a_wheel_says_its_version(wheel: Path, tmp_path: Path) -> None:
     assert metadata(wheel)["Version"] == fedtorch.__version__
     assert run(wheel, tmp_path, "-m", "fedtorch.cli", "--version") == f"fedtorch {fedtorch.__version__}\n"
@@ -116,6 +119,7 @@ def test_the_command_of_a_wheel_says_its_version(wheel: Path, tmp_path: Path) ->
     assert "fedtorch = fedtorch.cli.__main__:main" in entries.read_text()
 
 
+@pytest.mark.processes
 def test_the_loops_in_c_are_optional(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Built where there is a compiler; where there is none, or it fails, a wheel has all but them."""
     bare = build(tmp_path_factory, CC="false")
@@ -127,12 +131,14 @@ def test_the_loops_in_c_are_optional(wheel: Path, tmp_path_factory: pytest.TempP
     assert files(bare, "*.py") == files(wheel, "*.py")
 
 
+@pytest.mark.processes
 def test_a_wheel_runs_its_own_config(wheel: Path, tmp_path: Path) -> None:
     """Found by its name: there is no clone anywhere near."""
     said = run(wheel, tmp_path, "-m", "fedtorch.cli", "run", "--config", "smoke/fedavg", "--dry-run", "--ranks", "5")
     assert "rank 4" in said and not (tmp_path / "runs").exists()
 
 
+@pytest.mark.processes
 def test_a_wheel_starts_its_own_launchers(wheel: Path, tmp_path: Path) -> None:
     """By names that another process on another machine finds too."""
     script = (
@@ -146,6 +152,7 @@ def test_a_wheel_starts_its_own_launchers(wheel: Path, tmp_path: Path) -> None:
     assert words == "fedtorch slurm" and "fedtorch.launchers.rank_process" in pickled
 
 
+@pytest.mark.processes
 def test_an_extra_holds_what_is_asked_for_in_its_name(wheel: Path) -> None:
     """Calls of `require` in the source against the metadata of the wheel; `all` and `dev` hold all but `APART`."""
     requires = metadata(wheel).get_all("Requires-Dist") or []

@@ -174,6 +174,7 @@ def not_allowed(name: str) -> set[str]:
     return {other for other in imported_modules(name) - open_to_it if room(other) not in allowed}
 
 
+@pytest.mark.long
 def test_a_room_imports_only_what_it_may() -> None:
     assert {name: others for name in sorted(MODULES) if (others := not_allowed(name))} == {}
 
@@ -221,6 +222,7 @@ def test_settings_know_errors_ranges_and_other_settings_only(name: str) -> None:
     }
 
 
+@pytest.mark.processes
 def test_reading_a_config_imports_no_torch() -> None:
     code = "import sys, fedtorch.config.load, fedtorch.config.schema; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, timeout=60).returncode == 0
@@ -270,6 +272,7 @@ def long_ones() -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_long_files_and_functions_are_exceptions_with_a_reason() -> None:
     assert long_ones() == set(LONG)
 
@@ -413,6 +416,7 @@ STAMPS |= {"parties.py", "decisions.py", "gate.py"}
 hours in which a policy lets something out."""
 
 
+@pytest.mark.long
 def test_nothing_waits_by_the_clock_of_the_day() -> None:
     found = {
         path.name

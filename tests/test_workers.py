@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from ranks import run_ranks
 
+pytestmark = pytest.mark.processes
+
 SUPPORT = Path(__file__).parent / "support"
 FILES = {
     "test_a.py": """

@@ -122,6 +122,7 @@ def test_private_factors_are_not_averaged_so_nothing_is_said(tmp_path: Path) -> 
     assert errors == [None] * 4 and list(seen[0]) == ["head", A]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adafactor"])
 def test_rolora_moves_b_and_a_in_turn_and_nothing_is_lost(optimizer: str, tmp_path: Path) -> None:
     lr = {"sgd": 0.02}.get(optimizer, 0.05)

@@ -34,6 +34,7 @@ def from_yaml(tmp_path: Path, algorithm: str) -> Any:
     return load(path).algorithm
 
 
+@pytest.mark.long
 def test_clipped_average_by_hand(tmp_path: Path) -> None:
     algorithm = from_yaml(tmp_path, '{name: "clipped_average:ClippedAverage", max_norm: 0.15, weights: equal}')
     runner = make_runner(make_config(tmp_path / "run", TASK, algorithm, rounds=1))
@@ -94,6 +95,7 @@ def on_three_ranks(folder: str) -> dict[str, list[float]]:
         return own_classes(Path(folder), comm)
 
 
+@pytest.mark.processes
 def test_the_examples_on_three_ranks_give_the_bits_of_one_process(tmp_path: Path) -> None:
     alone = own_classes(tmp_path)
     for found in run_ranks(on_three_ranks, 3, str(tmp_path / "ranks")):

@@ -8,6 +8,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 import fedtorch
 
 SOURCE = Path(fedtorch.__file__)
@@ -24,6 +26,7 @@ def test_every_name_is_there_is_exported_and_is_known_to_type_checkers() -> None
     assert (SOURCE.parent / "py.typed").is_file()
 
 
+@pytest.mark.processes
 def test_importing_it_imports_nothing_but_itself() -> None:
     script = (
         "import sys; before = set(sys.modules); import fedtorch; new = set(sys.modules) - before;"

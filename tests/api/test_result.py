@@ -94,6 +94,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         fedtorch.open_run(tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "title", "lines"),
     [

@@ -17,6 +17,8 @@ from fedtorch.audit.subject import AuditOptions
 from fedtorch.cli.__main__ import main
 from fedtorch.privacy.settings import PrivacyConfig
 
+pytestmark = pytest.mark.long
+
 CONFIG = """
 rounds: 1
 run: {name: toy, dir: runs/toy}

@@ -19,7 +19,7 @@ from fedtorch.privacy.client_level import ClientLevel
 from fedtorch.privacy.noise import Noise
 from fedtorch.privacy.settings import AdaptiveClip, MovingClip, PrivacyConfig, SecureSum
 
-pytestmark = pytest.mark.usefixtures("exact_accounts")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("exact_accounts")]
 
 DELTA = 1e-5
 
@@ -100,12 +100,14 @@ def wrongly_accused(keys: Sequence[int]) -> list[int]:
     return [key for key in keys if audited(key, canaries=100).flags]
 
 
+@pytest.mark.processes
 def test_the_right_code_is_not_accused() -> None:
     pytest.importorskip("dp_accounting")
     assert not wrongly_accused(range(4))
     assert not audited(0).flags
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_the_right_code_is_accused_under_5_of_100_keys_at_most() -> None:
     pytest.importorskip("dp_accounting")
@@ -156,6 +158,7 @@ def draw_everybody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClientLevel, "draw", lambda self, clients, *rest: list(clients))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "mutate", [halve_deviation, halve_add, halve_drawn_ahead, clip_nothing, one_noise, draw_everybody]
 )
@@ -170,6 +173,7 @@ MOVING = MovingClip(AdaptiveClip(start=0.5))
 ALL_ON = replace(PLAIN, clip=MOVING, noise="discrete", secure_sum=SecureSum())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("promise", [replace(PLAIN, clip=MOVING), replace(PLAIN, noise="discrete"), ALL_ON])
 def test_the_right_code_is_not_accused_with_what_else_a_run_may_promise(promise: PrivacyConfig) -> None:
     """A clip that moves, discrete noise; both with a secure sum."""
@@ -180,6 +184,7 @@ def test_the_right_code_is_not_accused_with_what_else_a_run_may_promise(promise:
     assert 0.8 < found.spread < 1.2
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("mutate", "noise"), [(halve_deviation, "discrete"), (clip_nothing, "discrete"), (one_noise, "normal")]
 )
@@ -194,6 +199,7 @@ def test_wrong_ones_are_accused_with_a_secure_sum_and_a_clip_that_moves(
     assert found.flags, found
 
 
+@pytest.mark.processes
 def test_a_secure_sum_releases_what_the_plain_one_does() -> None:
     pytest.importorskip("dp_accounting")
     pytest.importorskip("cryptography")
@@ -205,6 +211,7 @@ def test_a_secure_sum_releases_what_the_plain_one_does() -> None:
     assert plain.presence.equal(secure.presence)
 
 
+@pytest.mark.processes
 def test_a_clip_that_moves_is_taken_as_it_moves() -> None:
     """Canaries that are long in each round lie at 1 along their direction, whatever the clip is by then."""
     pytest.importorskip("dp_accounting")

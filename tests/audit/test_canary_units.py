@@ -20,7 +20,7 @@ from fedtorch.privacy.record import silo, steps
 from fedtorch.privacy.record.terms import epsilon_of
 from fedtorch.privacy.settings import PrivacyConfig, SecureSum
 
-pytestmark = pytest.mark.usefixtures("exact_accounts")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("exact_accounts")]
 
 pytest.importorskip("dp_accounting")
 PROMISES = {

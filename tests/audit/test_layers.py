@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from fedtorch.audit.layers import FirstLayers
 from fedtorch.core.weights import Layout
+
+pytestmark = pytest.mark.long
 
 SIZES: dict[str, int] = {
     "d_model": 8,

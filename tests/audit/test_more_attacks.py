@@ -18,6 +18,8 @@ from fedtorch.tasks.causal_lm import CausalLM
 from fedtorch.tasks.continued import Continued
 from fedtorch.tasks.text_classification import Example
 
+pytestmark = pytest.mark.long
+
 SMOKE = shipped() / "smoke"
 SAYS = """
 rounds: 3

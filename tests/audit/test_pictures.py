@@ -10,6 +10,8 @@ from fedtorch.audit.membership import roc
 from fedtorch.audit.pictures import bars, curve, histogram
 from fedtorch.report.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(
     ("members", "others"), [([0.0, 1.0], [2.0, 3.0]), ([2.0, 3.0], [0.0, 1.0]), ([1.0], [1.0]), ([1.0, 5.0], [2.0])]

@@ -14,6 +14,8 @@ import fedtorch
 from fedtorch.audit.embedding_rows import _auc, apart, distances
 from fedtorch.audit.result import WARNING
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("steps", [1, 5])

@@ -13,6 +13,8 @@ from fedtorch.audit.layers import FirstLayers
 from fedtorch.audit.span import check, pursued
 from fedtorch.core.weights import Layout
 
+pytestmark = pytest.mark.long
+
 LENGTH = 16
 
 

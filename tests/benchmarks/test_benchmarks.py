@@ -42,6 +42,7 @@ from fedtorch.planning.cost_model import Constants
 from fedtorch.planning.step_time import Training
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("letter", list(WORKLOADS))
 def test_the_plain_loop_and_the_runner_train_the_same_federation(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_PORT", "0")):
@@ -67,12 +68,14 @@ def test_the_best_half_is_as_even_as_possible() -> None:
     assert best_half([3]) == [0]
 
 
+@pytest.mark.processes
 def test_every_case_is_measured_against_another_of_its_workload() -> None:
     for letter in WORKLOADS:
         names = [case.name for case in cases(letter)]
         assert all(case.against in (None, *names) for case in cases(letter))
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_the_command_line_prints_and_writes_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "figures.json"
@@ -85,6 +88,7 @@ def test_the_command_line_prints_and_writes_every_case(tmp_path: Path, capsys: p
     assert sent["runner, server + 2 workers"][0]["physical_down"] > 0
 
 
+@pytest.mark.processes
 def test_the_sparse_benchmark_measures_what_the_formula_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +134,7 @@ def test_the_sparse_benchmark_compares_wires(tmp_path: Path, capsys: pytest.Capt
     assert "1 Gbit/s" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("word", ["fast", "0", "-1", "nan", "1e9"])
 def test_a_wire_that_cannot_be_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -167,6 +172,7 @@ def test_the_benchmark_of_states_writes_one_checkpoint_after_the_other(tmp_path:
     assert len(few["checkpoint_s"]) == len(many["checkpoint_s"]) == 2 and many["ratio"] > 0
 
 
+@pytest.mark.processes
 def test_the_benchmark_of_exchanges_stays_between_bound_and_formula(tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
     assert exchanges_main(["--tiny", "--json", str(target)]) == 0
@@ -208,6 +214,7 @@ def test_rounds_move_the_bytes_that_were_predicted(tmp_path: Path, capsys: pytes
     assert "equal" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_on_paper_one_sum_per_node_is_an_eighth_on_the_wire() -> None:
     constants = Constants(2, *[1e-9] * 9, 1e-4, 1e-3, 1e-4, 1e-3, 1e-4, *[1e-4] * 4, 1)
     one, many = (on_paper(ranks, constants) for ranks in (8, 512))
@@ -215,6 +222,7 @@ def test_on_paper_one_sum_per_node_is_an_eighth_on_the_wire() -> None:
     assert many["down_mb"] == pytest.approx(8 * many["per_node_down_mb"]) and many["per_node_s"] < many["exchange_s"]
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_the_benchmark_of_clients_compares_numbers_of_them(tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
@@ -263,6 +271,7 @@ def test_the_benchmark_of_many_rows_checks_them_twice(tmp_path: Path, capsys: py
     assert capsys.readouterr().out.count("of processor time") == 2
 
 
+@pytest.mark.processes
 def test_the_bare_loop_over_peft_ends_as_the_runner_does(tmp_path: Path) -> None:
     target = tmp_path / "rounds.json"
     found = adapter_rounds_main(["--tiny", "--rounds", "1", "--repeat", "1", "--json", str(target)])
@@ -294,6 +303,7 @@ def test_every_rule_and_both_sides_of_the_secure_sum_are_measured_beside_the_pla
     assert [row["case"] for row in written] == [*COMBINATIONS] and written[0]["ratio"] == 1.0
 
 
+@pytest.mark.processes
 def test_the_parts_of_a_checkpoint_are_measured_and_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
     assert saves.main(["--mb", "0.1", "--repeat", "1", "--dir", str(tmp_path), "--json", str(tmp_path / "x.json")]) == 0
     found = json.loads((tmp_path / "x.json").read_text())

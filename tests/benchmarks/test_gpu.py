@@ -99,6 +99,7 @@ def test_a_process_past_its_limit_is_killed_with_all_that_it_started(tmp_path: P
         time.sleep(0.05)
 
 
+@pytest.mark.processes
 def test_an_error_is_a_row_and_the_next_case_goes_on(tmp_path: Path) -> None:
     setting = Setting("copies", "cpu", True, tmp_path, 1)
     with setting.noting("first"):
@@ -117,6 +118,7 @@ def test_a_papers_sizes_are_keys_of_its_config(name: str) -> None:
     load(config, [*sizes, "rounds=1", "eval.every=1", "engine.precision=bf16", "eval.patience=null"])
 
 
+@pytest.mark.processes
 def test_an_unknown_part_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--parts", "facts,soup", "--out", str(tmp_path)])

@@ -14,6 +14,7 @@ from benchmarks.long_rounds import OUTER, TESTED, TOGETHER, TRAINED, config_of, 
 from fedtorch.config.load import load
 
 
+@pytest.mark.long
 def test_rows_are_as_many_dialogs_of_each_domain(shared_data: Path, tmp_path: Path) -> None:
     write_rows(shared_data / "dialog" / "sgd", tmp_path)
     for name, most in (("train", TRAINED), ("test", TESTED)):

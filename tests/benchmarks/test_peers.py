@@ -58,6 +58,7 @@ def test_every_comparison_is_of_a_method_and_peer_that_there_are() -> None:
     assert peers.packages("pfl", Path("there")) == ["pfl==0.6.0"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("moved", "code", "said"), [(0.0, 0, True), (1e-3, 1, False)])
 def test_a_method_that_should_agree_and_does_not_is_exit_code_one(
     moved: float, code: int, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,6 +81,7 @@ def test_a_method_that_should_agree_and_does_not_is_exit_code_one(
     assert row["agrees"] is said and row["difference"] == pytest.approx(moved, abs=1e-6) and row["way"] > 0.1
 
 
+@pytest.mark.processes
 def test_an_environment_that_is_there_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "env-pfl"
     place.mkdir()

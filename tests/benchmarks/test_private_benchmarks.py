@@ -37,6 +37,7 @@ def test_the_sizes_are_those_that_the_pages_name() -> None:
     assert accuracy({"averages": {"accuracy": {"micro": 0.5}}}) == 0.5
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_rounds_with_privacy_are_put_beside_those_without(tmp_path: Path) -> None:
     words = ["--case", "t5", "--ranks", "1", "3", "--rounds", "1", "--repeat", "1", "--tiny"]
@@ -45,6 +46,7 @@ def test_rounds_with_privacy_are_put_beside_those_without(tmp_path: Path) -> Non
     assert [record["ranks"] for record in records] == [1, 3] and all(record["cpu_s_ratio"] > 0 for record in records)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_utility_has_a_row_for_each_epsilon(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
@@ -56,6 +58,7 @@ def test_utility_has_a_row_for_each_epsilon(tmp_path: Path) -> None:
         assert none.split(" | ")[1] == "none" and private.split(" | ")[1].startswith(("8.0", "7.9"))
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "wire", [None, pytest.param(1000.0, marks=pytest.mark.skipif(bool(why_not()), reason=why_not()))]
@@ -70,6 +73,7 @@ def test_rounds_that_silos_check_are_put_beside_those_with_a_secret(wire: float 
     assert all(record["s"] > record["train_s"] > 0 for record in records)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("word", ["0", "-1", "nan"])
 def test_a_wire_of_no_speed_is_refused(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -77,6 +81,7 @@ def test_a_wire_of_no_speed_is_refused(word: str, capsys: pytest.CaptureFixture[
     assert "number of Mbit/s" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_rounds_at_a_known_scale_are_put_beside_those_by_reports(tmp_path: Path) -> None:
     words = ["--tiny", "--ranks", "2", "--rounds", "1", "--repeat", "1", "--json", str(tmp_path / "out.json")]
@@ -87,6 +92,7 @@ def test_rounds_at_a_known_scale_are_put_beside_those_by_reports(tmp_path: Path)
     assert all(record["processor"][0] > 0 for record in records) and records[0]["processor"][1] == 1.0
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_the_share_of_time_in_which_ranks_train_is_that_of_their_records(tmp_path: Path) -> None:
     words = ["--ranks", "2", "--buffers", "2", "--jobs", "4", "--seconds", "0.2", "--json", str(tmp_path / "out.json")]

@@ -71,6 +71,7 @@ def test_the_written_plan_trains_what_the_plain_loop_does(
     assert np.array_equal(np.load(tmp_path / "final.npy"), start)
 
 
+@pytest.mark.processes
 def test_two_plain_processes_that_share_memory_train_what_one_does() -> None:
     workload = shrunk(WORKLOADS["b"])
     (one,) = run_ranks(partial(time_plain, workload, keep=True), 1)
@@ -85,6 +86,7 @@ def test_every_system_has_a_title_ranks_and_a_program() -> None:
         assert (speed.HERE / f"speed_{peer}.py").is_file()
 
 
+@pytest.mark.processes
 def test_times_are_read_off_what_a_system_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +103,7 @@ def test_times_are_read_off_what_a_system_prints(
     assert "pfl-research" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_a_system_that_fails_is_an_error_that_says_where_its_words_are(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with pytest.raises(RuntimeError, match=f"ended with 3 after 1 rounds; see {log}"):

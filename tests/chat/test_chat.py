@@ -232,6 +232,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(path.parent for path in folder.rglob("metrics.jsonl"))
 
 
+@pytest.mark.long
 def test_the_user_side_is_the_clients_own_and_the_assistant_is_shared(run_dir: Path) -> None:
     run = open_run(run_dir, "pizza")
     checkpoints = Checkpoints(run_dir / "checkpoints", keep=1)
@@ -268,6 +269,7 @@ class Forked:
         return outcome.result if outcome.exit_code == 0 else outcome.exit_code
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_chat_in_two_processes(
     is_forked: bool, run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -298,6 +300,7 @@ def test_a_chat_in_two_processes(
     assert f"wire: in all {', '.join(f'{way} {total} bytes' for way, total in sums.items())}" in out
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16|float32")])
 def test_a_chat_computes_as_its_run_did(
     precision: str,
@@ -322,6 +325,7 @@ def test_a_chat_computes_as_its_run_did(
     assert not torch.is_autocast_enabled("cpu")
 
 
+@pytest.mark.processes
 def test_an_assistant_that_ends_by_itself_ends_the_chat(
     run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +379,7 @@ def test_in_runs_of_version_0_1_the_clients_own_part_comes_from_the_checkpoint(r
         load_side(open_run(old, "pizza"), "pizza", "user")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("option", "message"),
     [(["--max-new", "0"], "--max-new is 0"), (["--temperature", "-1"], "--temperature is -1.0"), ([], "--client is x")],
@@ -386,6 +391,7 @@ def test_options_that_cannot_work_are_error_two(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_holder_is_another_word_for_client(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--run", str(run_dir), "--holder", "x"]) == 2
     assert "--client is x" in capsys.readouterr().err

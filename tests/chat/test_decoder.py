@@ -67,6 +67,7 @@ def answered(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line.removeprefix("assistant:").strip() for line in lines if line.startswith("assistant:")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_first_turn_is_answered_as_predict_answers_it(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -124,6 +125,7 @@ def test_clients_with_models_of_their_own_are_named(monkeypatch: Any, capsys: py
     assert main(["chat", "runs/own", "--client", "b"]) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "said"),
     [

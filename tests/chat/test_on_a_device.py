@@ -77,6 +77,7 @@ def on_both() -> list[Any]:
     return decoders + sides
 
 
+@pytest.mark.processes
 def test_the_answers_are_those_of_the_cpu() -> None:
     found = run_ranks(on_both, 1)[0]
     assert all(cpu == device and any(cpu) for cpu, device in found), found

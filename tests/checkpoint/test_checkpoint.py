@@ -268,6 +268,7 @@ def test_a_disk_that_refuses_leaves_the_last_checkpoint(
     assert found is not None and found.round == 2
 
 
+@pytest.mark.processes
 def test_a_full_disk_is_an_error_with_path_and_need(tmp_path: Path) -> None:
     script = """
 import resource, sys, torch

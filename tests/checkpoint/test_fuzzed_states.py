@@ -132,6 +132,7 @@ CORPUS: dict[str, tuple[str, bool, Change]] = {
 """What it once broke, or may break -> kind of run, is it the server's state, and the change."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", CORPUS)
 def test_what_was_found_in_states_is_refused(what: str, whole: dict[str, Path], tmp_path: Path) -> None:
     kind, is_servers, change_it = CORPUS[what]
@@ -144,6 +145,7 @@ def test_what_was_found_in_states_is_refused(what: str, whole: dict[str, Path], 
     assert caught.value.exit_code == 8 and str(root) in str(caught.value) and len(str(caught.value)) < 900
 
 
+@pytest.mark.long
 @cases(50)
 @given(data=st.data())
 def test_a_resealed_state_is_gone_on_from_or_refused(data: Any, whole: dict[str, Path], tmp_path: Path) -> None:

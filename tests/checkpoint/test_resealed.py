@@ -187,6 +187,7 @@ def test_a_resealed_checkpoint_without_a_change_goes_on_to_the_same_bits(
     assert outcome(kind, folder) == runs[kind][1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SERVER)
 def test_a_resealed_state_of_the_server_is_compared_with_model_config_and_round(name: str, copied: Copied) -> None:
     kind, change = SERVER[name]
@@ -196,6 +197,7 @@ def test_a_resealed_state_of_the_server_is_compared_with_model_config_and_round(
     refused(kind, folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CLIENT)
 def test_a_resealed_state_of_a_client_is_compared_with_model_config_and_round(name: str, copied: Copied) -> None:
     kind, change = CLIENT[name]

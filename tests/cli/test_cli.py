@@ -109,6 +109,7 @@ def test_a_run_that_cannot_be_ends_with_the_code_of_its_error(capsys: pytest.Cap
     assert "unknown key `rouds`" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_ranks_of_a_run_are_the_launchers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of a dry run are described; `python -m fedtorch.main` is one process."""
     asked = []
@@ -176,6 +177,7 @@ def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixt
     assert version("fedtorch-nlp") == fedtorch.__version__
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("word", ["--version", "--help", "reprot"])
 def test_torch_is_not_imported_before_a_command_is_known(word: str, tmp_path: Path) -> None:
     """In a fresh interpreter; nothing but the standard library and five small modules of ours."""
@@ -237,6 +239,7 @@ def test_a_command_that_needs_a_config_says_so(name: str, capsys: pytest.Capture
     assert ended.value.code == 2 and "name a config: a YAML file" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_the_package_itself_is_the_command(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "fedtorch", "--version"]
     done = subprocess.run(
@@ -245,6 +248,7 @@ def test_the_package_itself_is_the_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"fedtorch {fedtorch.__version__}\n")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("words", [["--help"], ["data", "--help"], ["--version"]])
 def test_output_that_nobody_reads_any_more_is_no_traceback(words: list[str]) -> None:
     reader, writer = os.pipe()

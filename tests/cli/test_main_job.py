@@ -22,6 +22,7 @@ def without_us(model: str, texts: list[str]) -> list[str]:
     return [found["label"] for found in pipeline("text-classification", model=model, device="cpu")(texts)]
 
 
+@pytest.mark.processes
 def test_a_file_becomes_a_model_without_a_line_of_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_file_becomes_a_model_without_a_line_of_python(
     assert sum(a == row["diagnosis"] for a, row in zip(answers, rows[::5])) >= 0.9 * len(answers)
 
 
+@pytest.mark.long
 def test_a_client_with_one_row_and_a_row_of_a_megabyte_stop_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

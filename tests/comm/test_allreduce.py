@@ -212,6 +212,7 @@ def step_of(folder: str, case: tuple[str, str, bool, bool]) -> Any:
 CASES = [("auto", "fp32", False, True), ("auto", "fp32", True, False), ("bitmap", "int8", False, True)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("case", CASES, ids=["direct", "staged", "int8"])
 def test_ranks_move_pieces_whole_over_either_transport(case: Any, tmp_path: Path) -> None:
     ranks = run_ranks(step_of, 5, str(tmp_path), case)
@@ -227,6 +228,7 @@ def bytes_of(folder: str) -> Any:
         return found, reduce_on(comm, TopK(ratio=0.02), folder, clustered=True)[1]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_rank_receives_less_than_the_formula_and_more_than_the_bound(count: int, tmp_path: Path) -> None:
     ranks = run_ranks(bytes_of, count, str(tmp_path))
@@ -260,6 +262,7 @@ def greedy(folder: str, how: str) -> None:
         reduce_on(comm, TopK(ratio=0.02), folder)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("how", "message"), [("size", "rank 1 is about to send 10000000 bytes"), ("damage", "a payload of rank 1 did not")]
 )

@@ -134,10 +134,12 @@ def decided(backend: Any) -> Any:
         return comm.staging, worker.backend, flat.tolist()
 
 
+@pytest.mark.processes
 def test_on_cpus_payloads_travel_over_gloo_as_they_are() -> None:
     assert run_ranks(decided, 2, "auto") == [(None, "gloo", [0.0] * 3)] * 2
 
 
+@pytest.mark.processes
 def test_nccl_on_cpus_ends_all_ranks_before_any_group_is_made() -> None:
     for outcome in expect_exit(decided, 2, "nccl", timeout=30):
         assert "system.backend is nccl" in outcome.error and "rank 0 works on the CPU" in outcome.error

@@ -34,6 +34,8 @@ from fedtorch.core import devices
 from fedtorch.core.errors import DeadlineError, PreflightError
 from fedtorch.privacy.settings import PrivacyConfig
 
+pytestmark = pytest.mark.processes
+
 POISSON = ClientsConfig(sampling="poisson", rate=1.0)
 NOISED = PrivacyConfig(kind="client", clip=0.5, noise_multiplier=1.0, delta=1e-2, simulate=True, seed=1)
 NAMES = tuple("abcdef")
@@ -149,7 +151,6 @@ def alone(cases: Sequence[str]) -> dict[str, str]:
     return found
 
 
-@pytest.mark.processes
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     ("where", "cases"),
@@ -186,7 +187,6 @@ def in_one_process(cases: Sequence[str]) -> dict[str, tuple[str, tuple[float, fl
     return found
 
 
-@pytest.mark.processes
 def test_in_one_process_a_round_takes_the_weights_up_once_and_the_sum_down_once() -> None:
     cases = "evaluated", "ditto", "no room"
     (found,) = run_ranks(in_one_process, 1, cases)
@@ -225,7 +225,6 @@ def disturbed(folder: str, how: str, where: str = "aaa") -> None:
         trained(folder, "fedavg", comm)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("where", ["aaa", "abb"])
 def test_a_rank_that_dies_while_vectors_move_from_device_to_device_is_named(where: str, tmp_path: Path) -> None:
     outcomes = expect_exit(disturbed, 3, str(tmp_path), "dies", where, timeout=60)
@@ -234,7 +233,6 @@ def test_a_rank_that_dies_while_vectors_move_from_device_to_device_is_named(wher
         assert "the process of rank 2 is gone" in outcome.error and outcome.exit_code == DeadlineError.exit_code
 
 
-@pytest.mark.processes
 def test_a_number_that_is_damaged_on_a_device_is_noticed_there(tmp_path: Path) -> None:
     outcomes = expect_exit(disturbed, 3, str(tmp_path), "damages", timeout=60)
     assert "a payload of rank 0 did not arrive as it was sent" in outcomes[2].error
@@ -250,7 +248,6 @@ def the_way(crosses: str) -> str:
         return f"{type(comm._group._payload).__name__} {comm.vector.device}"
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(("crosses", "way"), [("", "Staged pretended:0"), ("privacy is kept", "NodeSums None")])
 def test_ranks_of_a_machine_share_memory_where_vectors_go_through_the_hosts(crosses: str, way: str) -> None:
     assert run_ranks(the_way, 3, crosses) == [way] * 3

@@ -101,6 +101,7 @@ def in_one_process(size: int, dtype: torch.dtype = torch.float32) -> Any:
         return one_round(LocalCommunicator(NAMES), spread([0]), folder, size, dtype)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("num_ranks", "hosts", "exchange", "dtype"),
     [
@@ -126,6 +127,7 @@ def test_any_packing_and_transport_give_the_bits_of_one_process(
     assert alone[1] == list(NAMES)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [0, 1, WINDOW])
 @pytest.mark.parametrize("exchange", ["send", "reduce"])
 def test_edge_sizes(size: int, exchange: Exchange, tmp_path: Path) -> None:
@@ -141,6 +143,7 @@ def narrow_round(homes: dict[str, int], folder: str, exchange: Exchange) -> Any:
     return distributed_round(homes, folder, exchange, 40_321, torch.float32)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("exchange", ["send", "reduce"])
 @pytest.mark.parametrize("hosts", [[1], [0, 1, 1, 1, 1, 1, 2], [1, 2, 3]])
 def test_many_windows_pass_in_step(exchange: Exchange, hosts: list[int], tmp_path: Path) -> None:
@@ -173,6 +176,7 @@ def dying_round(exchange: Exchange, folder: str) -> None:
     narrow_round(homes, folder, exchange)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("exchange", ["send", "reduce"])
 def test_a_rank_that_dies_within_a_sum_is_named_by_all_others(exchange: Exchange, tmp_path: Path) -> None:
     outcomes = expect_exit(dying_round, 4, exchange, str(tmp_path), timeout=40)
@@ -242,6 +246,7 @@ def small_round(exchange: Exchange, folder: str) -> Any:
         return [None if tensor is None else tensor.tolist() for tensor in (both, second, nobody)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("exchange", ["send", "reduce"])
 def test_sums_a_reader_can_redo(exchange: Exchange, tmp_path: Path) -> None:
     results = run_ranks(small_round, 3, exchange, str(tmp_path))
@@ -257,6 +262,7 @@ def send_down() -> Any:
         return [flat.tolist() for flat in flats], comm.meter.totals()
 
 
+@pytest.mark.processes
 def test_broadcast_copies_the_servers_vector_and_counts_it() -> None:
     results = run_ranks(send_down, 3)
     assert [values for values, _ in results] == [[[0.0, 1.0, 2.0, 3.0, 4.0], [0, 1, 2], []]] * 3
@@ -282,6 +288,7 @@ def seen_coming(has_pieces: bool) -> list[int]:
     return told
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("has_pieces", [True, False])
 def test_a_payload_is_looked_at_while_it_comes(has_pieces: bool) -> None:
     piece, size = PIECE_BYTES // 4, 5 * PIECE_BYTES // 8
@@ -322,6 +329,7 @@ def mismatched(case: str, folder: str) -> None:
             combined(comm, local, gathered, lambda updates: updates.weighted_sum([0.5, 0.5]), round=1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("case", "message"),
     [
@@ -340,6 +348,7 @@ def test_a_rank_out_of_step_stops_all_ranks_with_one_clear_error(case: str, mess
         assert outcome.exit_code == PreflightError.exit_code
 
 
+@pytest.mark.processes
 def test_two_ranks_that_host_the_same_client_are_refused(tmp_path: Path) -> None:
     for outcome in expect_exit(mismatched, 3, "twice", str(tmp_path), timeout=30):
         assert "client `a` sent two report messages" in outcome.error
@@ -372,5 +381,6 @@ def failing_combine(folder: str) -> None:
         assert flat.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.processes
 def test_a_combine_that_raises_ends_the_aggregation_on_every_rank(tmp_path: Path) -> None:
     run_ranks(failing_combine, 3, str(tmp_path))

@@ -56,6 +56,7 @@ def touched_per_round(folder: str, exchange: Literal["reduce", "send"]) -> list[
         return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("exchange", ["reduce", "send"])
 def test_no_vector_is_made_anew_in_a_round(exchange: str, tmp_path: Path) -> None:
     ranks = run_ranks(touched_per_round, 3, str(tmp_path), exchange)

@@ -47,6 +47,7 @@ def test_an_end_is_noticed_on_the_other_side(store: Store) -> None:
     assert server.ended == {300} and workers[300].ended == set()  # who closes does not call it an end
 
 
+@pytest.mark.processes
 def test_a_killed_process_is_noticed(store: Store) -> None:
     server = Links.open(store, 0, "127.0.0.1")
     port, token = store.get("links", by=0).split()

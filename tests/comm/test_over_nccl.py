@@ -32,6 +32,8 @@ from tests.comm import test_node_sums as node_sums
 from tests.comm import test_transport as transport
 from tests.comm.test_exchange import NAMES, in_one_process, one_round, spread
 
+pytestmark = pytest.mark.processes
+
 SMOKE_OF = {path.stem: path for path in SMOKE}
 
 

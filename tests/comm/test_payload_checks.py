@@ -115,6 +115,7 @@ def lying_ranks(transport: str, folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_update_that_is_not_what_was_reported_is_found_and_left_out(transport: str, tmp_path: Path) -> None:
     found = run_ranks(lying_ranks, TRANSPORTS[transport][0], transport, str(tmp_path))[0]
@@ -130,6 +131,7 @@ def test_an_update_that_is_not_what_was_reported_is_found_and_left_out(transport
         assert total == pytest.approx(without.tolist(), rel=1e-5, abs=1e-5), kind
 
 
+@pytest.mark.processes
 def test_the_bits_of_a_sum_without_a_client_are_those_of_one_in_which_it_never_was(tmp_path: Path) -> None:
     found = run_ranks(lying_ranks, 3, "send_sums", str(tmp_path / "ranks"))[0]
     with LocalCommunicator(NAMES) as comm:
@@ -186,6 +188,7 @@ def damaging_ranks(transport: str, folder: str, shares: bool) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("transport", "shares"), [("send_updates", False), ("send_sums", False), ("send_sums", True)])
 def test_a_window_that_was_damaged_on_its_way_never_counts(transport: str, shares: bool, tmp_path: Path) -> None:
     found = run_ranks(damaging_ranks, 3, transport, str(tmp_path), shares)[0]
@@ -215,6 +218,7 @@ def damaged_reduce(folder: str) -> Any:
         return combine(comm, buffer, comm.gather_reports(own, round=1), weighted)
 
 
+@pytest.mark.processes
 def test_a_sum_that_was_damaged_within_a_reduce_is_made_again_of_single_updates(tmp_path: Path) -> None:
     refused, total = run_ranks(damaged_reduce, 4, str(tmp_path))[0]
     assert refused == {} and total == pytest.approx(expected_sum().tolist(), rel=1e-5, abs=1e-5)
@@ -238,6 +242,7 @@ def too_long(where: str, folder: str) -> None:
         combined(comm, buffer, comm.gather_reports(own, round=1), weighted, round=1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("where", "message"),
     [
@@ -253,6 +258,7 @@ def test_more_than_was_agreed_is_not_sent_and_aborts_nobody(where: str, message:
         assert "rank 2 left the job with PreflightError" in outcome.error
 
 
+@pytest.mark.processes
 def test_a_length_other_than_the_servers_is_refused_on_all_ranks(tmp_path: Path) -> None:
     for outcome in expect_exit(too_long, 3, "announced", str(tmp_path), timeout=40):
         assert "rank 2 is about to send 51472 bytes, the server expects 25736" in outcome.error
@@ -274,6 +280,7 @@ def damaged_broadcast() -> list[float]:
     return payload.tolist()
 
 
+@pytest.mark.processes
 def test_weights_that_were_damaged_on_their_way_end_the_rank_that_got_them() -> None:
     outcomes = expect_exit(damaged_broadcast, 2, timeout=30)
     assert "a payload of rank 0 did not arrive as it was sent" in outcomes[1].error

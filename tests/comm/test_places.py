@@ -69,6 +69,7 @@ def test_what_travels_is_counted_and_the_rest_changes_nothing(tmp_path: Path) ->
     assert (found, 4 * 6 * 4000) == one_round(LocalCommunicator(NAMES), homes, str(tmp_path / "whole"), whole=True)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("num_ranks", "hosts", "exchange"), [(3, [1, 2], "send"), (4, [1, 2, 3, 0], "reduce")])
 def test_any_packing_and_transport_give_the_bits_of_one_process(
     num_ranks: int, hosts: list[int], exchange: Exchange, tmp_path: Path

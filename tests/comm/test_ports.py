@@ -46,6 +46,7 @@ def add_up() -> Any:
     return numbers.tolist(), [port for port in listening() if port not in before]
 
 
+@pytest.mark.processes
 def test_ranks_whose_gloo_listens_within_a_range_add_up() -> None:
     for numbers, ports in run_ranks(add_up, 3):
         assert numbers == [3.0] * 4

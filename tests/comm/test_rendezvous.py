@@ -33,6 +33,7 @@ def meet_often() -> Any:
         return answers, kept
 
 
+@pytest.mark.processes
 def test_all_ranks_get_the_same_stop_answer_and_old_keys_are_deleted() -> None:
     assert run_ranks(meet_often, 3) == [([False, False, False, True, False], [])] * 3
 
@@ -46,6 +47,7 @@ def train_long() -> None:
         comm.barrier("reports", round=1)
 
 
+@pytest.mark.processes
 def test_a_slow_rank_that_gives_signs_of_life_is_waited_for() -> None:
     run_ranks(train_long, 3)
 
@@ -60,6 +62,7 @@ def get_stuck(culprit: int) -> None:
         comm.barrier("reports", round=7)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("culprit", [0, 2])
 def test_a_silent_rank_is_named_on_all_others(culprit: int) -> None:
     outcomes = start_ranks(get_stuck, 3, culprit).join(stopped=[culprit])
@@ -71,6 +74,7 @@ def test_a_silent_rank_is_named_on_all_others(culprit: int) -> None:
             assert outcome.exit_code == DeadlineError.exit_code
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_stopped_process_is_named_on_all_others(culprit: int, tmp_path: Path) -> None:
     ranks = start_ranks(meet_for_ever, 3, str(tmp_path))
@@ -85,6 +89,7 @@ def test_a_stopped_process_is_named_on_all_others(culprit: int, tmp_path: Path) 
             assert outcome.exit_code == DeadlineError.exit_code
 
 
+@pytest.mark.processes
 def test_a_stopped_server_is_named_when_the_launcher_hosts_the_store(tmp_path: Path) -> None:
     agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environ = {"MASTER_PORT": str(agent.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -104,6 +109,7 @@ def meet_and_exchange() -> Any:
         return flat.tolist(), comm.barrier("train", round=1)
 
 
+@pytest.mark.processes
 def test_a_second_attempt_on_the_launchers_store_does_not_see_the_first() -> None:
     agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for attempt in ("0", "1"):
@@ -119,6 +125,7 @@ def meet_with_own_count() -> Any:
     return meet_and_exchange()
 
 
+@pytest.mark.processes
 def test_launchers_that_count_restarts_differently_agree_on_the_attempt() -> None:
     agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for count in ("0", "1", "1"):
@@ -151,6 +158,7 @@ def broadcast_for_ever(folder: str, timeout_s: float, grace_s: float) -> None:
             (Path(folder) / f"busy{comm.rank}").touch()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_lost_in_a_collective_is_named_on_all_others(sent: signal.Signals, tmp_path: Path) -> None:
     # who has the store waits for the others' last look, which takes its time on a busy machine, and for no dead rank
@@ -175,6 +183,7 @@ def meet_until_told(folder: str) -> int:
             (Path(folder) / f"busy{comm.rank}").touch()
 
 
+@pytest.mark.processes
 def test_a_job_that_was_suspended_goes_on(tmp_path: Path) -> None:
     ranks = start_ranks(meet_until_told, 3, str(tmp_path))
     wait_until_busy(ranks, tmp_path)
@@ -198,6 +207,7 @@ def leave_with_an_error() -> None:
         comm.barrier("reports", round=4)
 
 
+@pytest.mark.processes
 def test_a_rank_that_raises_is_named_at_once_without_its_text() -> None:
     for outcome in expect_exit(leave_with_an_error, 3)[:2]:
         assert "rank 2 left the job with KeyError: client `b`, round 4, phase train, step 2" in outcome.error
@@ -224,6 +234,7 @@ def read_the_verdict_late() -> None:
         comm.barrier("reports", round=4)
 
 
+@pytest.mark.processes
 def test_a_rank_that_reads_the_verdict_late_names_who_left_first() -> None:
     for outcome in expect_exit(read_the_verdict_late, 3)[:2]:
         assert "rank 2 left the job with KeyError" in outcome.error
@@ -239,6 +250,7 @@ def compare_facts(timeout_s: float) -> None:
         comm.preflight(facts)
 
 
+@pytest.mark.processes
 def test_preflight_lists_every_difference_on_every_rank() -> None:
     for outcome in expect_exit(compare_facts, 3, 20.0):
         for line in (
@@ -256,6 +268,7 @@ def meet_for_different_things() -> None:
         comm.barrier("train" if comm.rank else "evaluate", round=2)
 
 
+@pytest.mark.processes
 def test_ranks_at_different_phases_are_told() -> None:
     for outcome in expect_exit(meet_for_different_things, 2):
         assert "rank 1 came for phase train of round 2 and the server for phase evaluate of round 2" in outcome.error
@@ -271,11 +284,13 @@ def come(network: Network, late: int, after_s: float | None) -> None:
         comm.preflight({})
 
 
+@pytest.mark.processes
 def test_a_rank_that_never_came_is_named() -> None:
     for outcome in expect_exit(come, 3, Network(start_s=1.0, who={2: "south"}), 2, None)[:2]:
         assert "rank 2 (south) was never there in 1 s (system.start_timeout)" in outcome.error
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("late", [0, 2])
 def test_a_rank_that_is_late_is_waited_for_longer_than_one_that_is_silent(late: int) -> None:
     run_ranks(come, 3, Network(start_s=30.0), late, TIMEOUT_S + 1.0)
@@ -285,6 +300,7 @@ def join_only() -> None:
     DistributedCommunicator.join(["a"], timeout_s=TIMEOUT_S, grace_s=GRACE_S, network=Network(start_s=TIMEOUT_S))
 
 
+@pytest.mark.processes
 def test_a_taken_port_is_named_with_the_variable_that_sets_it() -> None:
     with socket.socket() as sock:
         sock.bind(("", 0))
@@ -320,6 +336,7 @@ def talk() -> Any:
         return gathered, shared, comm.broadcast_packets([], round=2), comm.gather([], round=2)
 
 
+@pytest.mark.processes
 def test_messages_are_gathered_by_client_and_shared_with_all() -> None:
     server, *workers = run_ranks(talk, 3)
     gathered, shared, nothing, nobody = server

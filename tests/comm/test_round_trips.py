@@ -16,6 +16,8 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.options import Network
 from fedtorch.config.schema import CheckpointConfig, EvalConfig, SystemConfig
 
+pytestmark = pytest.mark.processes
+
 CLIENTS = {name: (1.0, float(place), 4) for place, name in enumerate("abcd")}
 FULL = {"eval": EvalConfig(), "checkpoint": CheckpointConfig(every=1)}
 TRAINED = {"wait for gather": 1, "send_sums": 2}

@@ -76,6 +76,7 @@ def attacked(folder: str, is_attacked: bool) -> tuple[str, list[str]]:
         return digest, done
 
 
+@pytest.mark.processes
 def test_a_worker_that_opens_the_servers_memory_changes_no_weight(tmp_path: Path) -> None:
     expected, _ = run_ranks(attacked, 2, str(tmp_path / "plain"), False)
     found, (_, done) = run_ranks(attacked, 2, str(tmp_path / "attacked"), True)

@@ -61,6 +61,7 @@ def trained(
         return result.digest, type(comm._group._payload).__name__
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("size", "exchange"), [(2, "auto"), (3, "send"), (4, "auto")])  # one sum a rank, none, reduced
 def test_the_bits_are_those_of_sockets(size: int, exchange: str, tmp_path: Path) -> None:
     (digest, way), *others = run_ranks(trained, size, str(tmp_path / "shared"), True, exchange)
@@ -69,6 +70,7 @@ def test_the_bits_are_those_of_sockets(size: int, exchange: str, tmp_path: Path)
     assert {way, *(way for _, way in others)} == {"Shared"} and sockets == "Direct"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_known", [True, False])
 def test_ranks_that_are_not_on_one_machine_use_sockets(is_known: bool, tmp_path: Path) -> None:
     ranks = run_ranks(trained, 2, str(tmp_path), True, "auto", 1, is_known)
@@ -92,6 +94,7 @@ def refused(folder: str, is_vector: bool) -> tuple[str, bool]:
         return type(comm._group._payload).__name__, comm.vector.is_shared(runner.context.vectors.flat)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("is_vector", "way"), [(False, "Direct"), (True, "Shared")])
 def test_memory_that_cannot_be_opened_is_not_used_by_anybody(is_vector: bool, way: str, tmp_path: Path) -> None:
     assert run_ranks(refused, 3, str(tmp_path), is_vector) == [(way, False)] * 3
@@ -116,6 +119,7 @@ def reading(folder: str, shares: bool, compressed: bool) -> tuple[bool, list[flo
         return comm.vector.is_shared(received), received.tolist()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("shares", [False, True])
 def test_workers_read_the_servers_vector_where_it_is(shares: bool, compressed: bool, tmp_path: Path) -> None:
@@ -135,6 +139,7 @@ def writing(folder: str) -> None:
             runner.context.vectors.flat.add_(1.0)
 
 
+@pytest.mark.processes
 def test_a_worker_cannot_change_the_servers_vector(tmp_path: Path) -> None:
     ranks = start_ranks(writing, 2, str(tmp_path))
     for process in ranks.processes:
@@ -170,6 +175,7 @@ def named() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
+@pytest.mark.processes
 def test_nothing_is_left_of_ranks_that_were_killed(tmp_path: Path) -> None:
     before = named()
     ranks = start_ranks(waits_for_ever, 3, str(tmp_path))

@@ -91,6 +91,7 @@ def meet_with_a_stranger() -> str:
     return "went on"
 
 
+@pytest.mark.processes
 def test_a_forged_heartbeat_is_passed_over_and_the_ranks_own_awaited() -> None:
     """Unsigned, it was believed, and ended the job with a code after which no launcher starts it again."""
     forged = f"{'0' * 64} {json.dumps(BEAT | {'left': 'KeyError'})}"
@@ -113,6 +114,7 @@ def meet_over_a_tampered_link(spoiled: int) -> str:
     return "went on"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("spoiled", [0, 1])
 def test_a_note_or_verdict_that_was_changed_on_its_way_ends_the_job_so_that_it_is_started_again(spoiled: int) -> None:
     environ = {"FORGED": f"{'0' * 64} {json.dumps(BARRIER | {'stop': True})}", VARIABLE: SECRET}
@@ -122,6 +124,7 @@ def test_a_note_or_verdict_that_was_changed_on_its_way_ends_the_job_so_that_it_i
     assert {outcome.exit_code for outcome in outcomes} <= {ForgedNoteError.exit_code, DeadlineError.exit_code}
 
 
+@pytest.mark.processes
 def test_without_a_secret_what_cannot_be_read_is_an_error_that_names_its_place() -> None:
     outcomes = start_ranks(meet_over_a_tampered_link, 3, 0, environ={"FORGED": "[" * 50_000}).join()
     assert "the verdict of rank 0 (the server) cannot be read (RecursionError)" in outcomes[1].error
@@ -136,6 +139,7 @@ def sum_up() -> Any:
         return flat.tolist(), comm.barrier("train", round=1)
 
 
+@pytest.mark.processes
 def test_ranks_that_share_a_secret_meet() -> None:
     for nodes in ("1", "2"):  # of two they agree on the attempt first
         environ = {VARIABLE: SECRET, "GROUP_WORLD_SIZE": nodes}
@@ -151,6 +155,7 @@ def differ() -> Any:
     return "met"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("nodes", ["1", "2"])
 @pytest.mark.parametrize(("differs", "wrong"), [("1", [1]), ("12", [1, 2]), ("0", [1, 2])])
 def test_a_rank_with_another_secret_ends_with_its_own_code_and_the_server_waits(
@@ -179,6 +184,7 @@ def come_after_a_stranger() -> Any:
         return comm.barrier("train", round=1), said
 
 
+@pytest.mark.processes
 def test_the_server_names_who_has_another_secret_and_goes_on_with_the_right_one() -> None:
     (stops, said), *_ = run_ranks(come_after_a_stranger, 2, environ={VARIABLE: SECRET})
     assert not stops

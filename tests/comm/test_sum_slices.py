@@ -126,6 +126,7 @@ def in_one_process(size: int = SIZE, own: Any = None) -> Any:
         return rounds(LocalCommunicator(NAMES), spread([0]), folder, size, 7, own)[0]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("num_ranks", "hosts"), [(2, [0, 1]), (2, [1]), (3, [1, 2]), (3, [0, 0, 2]), (5, [4, 1])])
 def test_slices_give_the_bits_of_one_process(num_ranks: int, hosts: list[int], tmp_path: Path) -> None:
     alone = in_one_process()
@@ -134,6 +135,7 @@ def test_slices_give_the_bits_of_one_process(num_ranks: int, hosts: list[int], t
     assert len(set(alone)) == 3  # three different rounds
 
 
+@pytest.mark.processes
 def test_a_scale_fixed_before_the_round_reaches_all_ranks_with_its_divisor(tmp_path: Path) -> None:
     own = (20, (3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0))
     alone = in_one_process(SIZE, own)
@@ -141,6 +143,7 @@ def test_a_scale_fixed_before_the_round_reaches_all_ranks_with_its_divisor(tmp_p
     assert found[:2] == (alone, [Op.SUM_SLICES] * 3)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("size", "room", "exchange", "shares"),
     [
@@ -160,6 +163,7 @@ def test_what_cannot_be_read_where_it_is_travels_as_ever(
     assert Op.SUM_SLICES not in requested and len(requested) == 3
 
 
+@pytest.mark.processes
 def test_traffic_is_counted_as_if_it_had_been_sent(tmp_path: Path) -> None:
     for hosts in ([1, 2], [0, 1, 2, 2, 2], [0, 0, 1]):
         in_place, sent = (
@@ -183,6 +187,7 @@ def lying(homes: dict[str, int], folder: str) -> Any:
     return on_ranks(homes, folder, SIZE, 7)
 
 
+@pytest.mark.processes
 def test_a_client_whose_update_is_not_what_it_reported_is_named(tmp_path: Path) -> None:
     homes = spread([2])
     homes |= {NAMES[1]: 1, NAMES[5]: 1}
@@ -204,6 +209,7 @@ def writing_wrong(homes: dict[str, int], folder: str) -> Any:
     return on_ranks(homes, folder, SIZE, 7)
 
 
+@pytest.mark.processes
 def test_a_slice_that_is_not_what_its_rank_says_does_not_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -254,6 +260,7 @@ def writing_late(homes: dict[str, int], folder: str) -> Any:
     return on_ranks(homes, folder, SIZE, 7)
 
 
+@pytest.mark.processes
 def test_what_is_changed_after_the_check_does_not_count(tmp_path: Path) -> None:
     alone = in_one_process()
     (found, requested, _), *_ = run_ranks(writing_late, 3, spread([1, 2]), str(tmp_path))
@@ -288,6 +295,7 @@ class Kept(logging.Handler):
         self.kept.append(record.getMessage())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("at", [0, -1])
 @pytest.mark.parametrize("wrong", [-1.0, -math.inf, math.nan, math.inf, 1e308])
 def test_a_number_of_a_slice_that_cannot_be_does_not_count(wrong: float, at: int, tmp_path: Path) -> None:
@@ -318,12 +326,14 @@ def dying(homes: dict[str, int], folder: str) -> Any:
     return "no error"
 
 
+@pytest.mark.processes
 def test_a_rank_that_is_killed_among_its_slices_is_named(tmp_path: Path) -> None:
     server, killed, other = expect_exit(dying, 3, spread([1, 2]), str(tmp_path))
     assert killed.exit_code == -signal.SIGKILL
     assert "rank 1" in server.result and "rank 1" in other.result
 
 
+@pytest.mark.processes
 def test_a_rank_that_cannot_reach_memory_turns_all_to_the_other_way(tmp_path: Path) -> None:
     alone = in_one_process()
     (found, requested, _), *_ = run_ranks(unreachable, 3, spread([1, 2]), str(tmp_path))

@@ -47,6 +47,7 @@ def a_round(hosts: list[int], folder: str, exchange: Exchange, dtype: torch.dtyp
         return one_round(comm, spread(hosts), folder, size, dtype), comm.meter.totals()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("num_ranks", "hosts", "exchange", "dtype"),
     [
@@ -77,6 +78,7 @@ def narrow_round(hosts: list[int], folder: str, exchange: Exchange) -> Any:
     return a_round(hosts, folder, exchange, torch.float32, 40_321, True)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("exchange", ["send", "reduce"])
 @pytest.mark.parametrize("hosts", [[0, 1, 1, 1, 1, 1, 2], pytest.param([1, 2, 3], marks=pytest.mark.slow)])
 def test_many_windows_pass_in_step(exchange: Exchange, hosts: list[int], tmp_path: Path) -> None:
@@ -101,6 +103,7 @@ def every_type() -> Any:
         return found, [each.tolist() for each in everyone]
 
 
+@pytest.mark.processes
 def test_every_dtype_and_length_is_moved_whole() -> None:
     results = run_ranks(every_type, 3)
     expected = [list(range(length)) for _ in range(4) for length in (0, 1, 12, 24, 25, 101)]
@@ -124,6 +127,7 @@ def dying_round(folder: str, exchange: Exchange) -> None:
     narrow_round([0, 1, 2, 3], folder, exchange)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("exchange", [pytest.param("send", marks=pytest.mark.slow), "reduce"])
 def test_a_rank_that_dies_within_a_payload_is_named_by_all_others(exchange: Exchange, tmp_path: Path) -> None:
     outcomes = expect_exit(dying_round, 4, str(tmp_path), exchange, timeout=40)
@@ -138,6 +142,7 @@ def mismatched() -> None:
         comm.broadcast(torch.zeros(10 + (comm.rank == 2)))
 
 
+@pytest.mark.processes
 def test_a_payload_of_another_length_is_refused_before_it_moves() -> None:
     for outcome in expect_exit(mismatched, 3, timeout=30):
         assert "rank 2 has length 11, the server has length 10" in outcome.error

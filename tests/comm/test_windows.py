@@ -26,6 +26,8 @@ from fedtorch.core.update import Report, UpdateBuffer
 from fedtorch.core.weights import digest_of
 from tests.support.combined import combined
 
+pytestmark = pytest.mark.processes
+
 NAMES = tuple(f"client-{k}" for k in range(7))
 WEIGHTS = (0.3, 0.1, 0.25, 0.0, 0.1, 0.05, 0.2)
 SIZE = 5000

@@ -44,6 +44,7 @@ def test_a_message_comes_back_exactly(message: Packet) -> None:
     assert repr(found) == repr(message)  # repr: NaN equals NaN, 1 is not 1.0, −0.0 is not 0.0
 
 
+@pytest.mark.long
 @given(st.lists(messages, max_size=5))
 def test_messages_lie_end_to_end(several: list[Packet]) -> None:
     data = b"".join(map(sent, several))
@@ -67,6 +68,7 @@ def test_truncated_and_extended_messages_are_refused(message: Packet, data: st.D
         received(whole + data.draw(st.binary(min_size=1, max_size=60)))
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(messages, st.data())
 def test_every_flipped_bit_is_noticed(message: Packet, data: st.DataObject) -> None:

@@ -87,6 +87,7 @@ def test_splitmix64_is_the_published_one() -> None:
     assert found.tolist() == [((number >> 32) + 0.5) / 2**32 for number in published]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spread", [1.0, 1e-3, 1e-30])
 def test_the_mean_over_many_seeds_is_the_vector(spread: float) -> None:
     flat = torch.randn(50, generator=torch.Generator().manual_seed(0)) * spread

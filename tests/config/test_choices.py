@@ -41,6 +41,7 @@ def model(config: Config) -> dict[str, Any]:
     return dict(to_dict(config)["task"]["model"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("written", ["task.data.clients={iid: 3}", "task.data.clients.iid=3"])
 def test_another_rule_for_clients_takes_the_place_of_the_one_below(written: str) -> None:
     assert rule(loaded(written)) == {"iid": 3}

@@ -515,6 +515,7 @@ _values = st.recursive(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(_texts, _values, max_size=4))
 def test_what_is_written_is_read_back_equal(data: dict[str, object]) -> None:

@@ -79,6 +79,7 @@ CORPUS: dict[str, bytes | str] = {
 """What it once broke, or may break -> a config."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", CORPUS)
 def test_what_was_found_in_configs_is_refused(what: str, tmp_path: Path) -> None:
     text = CORPUS[what]
@@ -97,6 +98,7 @@ def test_a_fifo_in_place_of_a_config_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "x.yaml")
 
 
+@pytest.mark.long
 @cases(50)
 @given(data=st.data())
 def test_a_config_made_at_random_is_read_or_refused(data: Any, wholes: list[dict[str, Any]], tmp_path: Path) -> None:

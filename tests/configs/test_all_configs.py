@@ -41,6 +41,7 @@ def assert_equal_when_read_back(config: Config, folder: Path) -> None:
     assert companions(copy) == companions(config), config.run.name
 
 
+@pytest.mark.long
 def test_every_file_loads_and_its_resolved_form_gives_an_equal_config(tmp_path: Path) -> None:
     for path in (DEFAULT, *FILES):
         config = load(path)

@@ -14,6 +14,8 @@ from fedtorch.core.settings import ServerConfig
 from fedtorch.main import main
 from fedtorch.text.byte_bpe import train_subwords
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 

@@ -63,6 +63,7 @@ def test_the_sweeps_change_one_thing_each() -> None:
     assert (curve.task.server_labelled, curve.eval.every, curve.eval.on_start) == (500, 1, True)
 
 
+@pytest.mark.long
 def test_the_smoke_config_trains_and_evaluates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path / "data" / "synthetic_wikisql")
     monkeypatch.chdir(tmp_path)

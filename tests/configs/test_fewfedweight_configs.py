@@ -15,6 +15,8 @@ from fedtorch.main import main
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.report.published.fewfedweight import ROWS
 
+pytestmark = pytest.mark.long
+
 FOLDER = shipped() / "fewfedweight"
 PAPER = sorted(path.stem for part in ("rows", "figures") for path in (FOLDER / part).glob("*.yaml"))
 METHODS = ["ffw_silo", "ffw_silo_da", "ffw_fedavg", "ffw_ditto", "ffw_meta", "ffw_full", "ffw_central"]

@@ -98,6 +98,7 @@ def test_main_takes_names(capsys: pytest.CaptureFixture[str]) -> None:
 # Installed
 
 
+@pytest.mark.processes
 def test_an_installed_package_finds_the_configs_inside_it(tmp_path: Path) -> None:
     site = tmp_path / "site"
     for part in ("config", "core"):
@@ -123,6 +124,7 @@ def test_configs_inside_the_package_come_before_those_beside_it(
     assert load("paper/a").rounds == 3
 
 
+@pytest.mark.processes
 def test_finding_a_config_needs_no_torch() -> None:
     asked = "import sys, fedtorch.config.find; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", asked], cwd=PACKAGE.parent).returncode == 0

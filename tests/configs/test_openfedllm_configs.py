@@ -156,6 +156,7 @@ def small_llama(folder: Path) -> None:
     save_model(AnyModel.of({"random": "llama", **sizes}).build("CausalLM", 0, tokenizer), folder)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("full_size")
 def test_a_dry_run_of_every_row_says_what_travels_and_the_rates(capsys: pytest.CaptureFixture[str]) -> None:
     for algorithm in ALGORITHMS:
@@ -174,6 +175,7 @@ def test_a_dry_run_of_every_row_says_what_travels_and_the_rates(capsys: pytest.C
 SHRUNK = ("rounds=2", "client.steps=2", "eval.every=0", "run.export=none")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedyogi", "local"])
 def test_small_rows_train(algorithm: str, rows: Any) -> None:
     rows.write(Path("data/openfedllm/small_sft.jsonl"), rows.made_sft(clients=4, each=20))
@@ -182,6 +184,7 @@ def test_small_rows_train(algorithm: str, rows: Any) -> None:
     assert json.loads(Path(f"runs/{name}/results.json").read_text())["rounds"] == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "scaffold", "local"])
 def test_value_alignment_trains_by_every_kind_of_algorithm(algorithm: str, rows: Any, tmp_path: Path) -> None:
     rows.write(Path("data/openfedllm/small_dpo.jsonl"), rows.made_dpo(clients=2, each=20))

@@ -16,6 +16,8 @@ from fedtorch.main import main
 from fedtorch.models.t5 import generate_greedily
 from fedtorch.tasks import text2sql
 
+pytestmark = pytest.mark.long
+
 CONFIGS = shipped()
 OTHERS = {"fedparsing"}  # not text-to-SQL; see test_fedparsing_configs.py
 SHRUNK = ("task.max_train=4", "task.max_dev=2", "task.max_test=2", "rounds=1", "track.tensorboard=false")

@@ -152,6 +152,7 @@ def compute() -> Any:
     return found
 
 
+@pytest.mark.processes
 def test_a_gpu_computes_with_deterministic_kernels_where_they_are_asked_for() -> None:
     assert run_ranks(compute, 1)[0] == [(False, True), (False, True), (True, False), (False, True)]
 

@@ -62,6 +62,7 @@ def digests() -> dict[str, str]:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("capability", ["default", "avx2", "avx512"])
 def test_a_step_has_the_same_bits_with_other_instructions(capability: str) -> None:
     folder = str(Path(__file__).parent)

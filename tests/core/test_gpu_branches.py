@@ -89,6 +89,7 @@ def asking() -> set[str]:
     return found
 
 
+@pytest.mark.long
 def test_each_place_that_asks_for_a_gpu_has_a_test_that_takes_its_branch() -> None:
     assert asking() == set(TAKEN)
     for test in TAKEN.values():

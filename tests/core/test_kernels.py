@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 from fedtorch.compression import eight_bits
 from fedtorch.core import kernels, norms, sparse_kernels
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 FLOATS = [np.float32, np.float64]
 SPECIAL = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-45, -1e-40, 5e-324, 1e-310, 2.0**52 + 0.5, 2.0**51 + 0.5, 1e30]

@@ -88,6 +88,7 @@ def on_both() -> Any:
     return there[2]["copied out"], there[3]["copied in"]
 
 
+@pytest.mark.processes
 def test_an_optimisers_state_comes_and_goes_in_a_few_copies() -> None:
     """Of 40 parameters with two moments each: one by one that was 80 copies each way, and 120 questions for zeros."""
     out, into = run_ranks(on_both, 1)[0]

@@ -28,6 +28,7 @@ def drawn(size: int) -> torch.Tensor:
     return torch.from_numpy(values)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [10_000_000, pytest.param(60_000_000, marks=pytest.mark.slow)])
 def test_a_long_vectors_norm_is_that_of_float64(size: int) -> None:
     vector = drawn(size)

@@ -57,6 +57,7 @@ def test_what_users_build_on_is_importable_from_the_package() -> None:
         _ = fedtorch.Reports
 
 
+@pytest.mark.processes
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, fedtorch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

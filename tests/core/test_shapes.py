@@ -70,6 +70,7 @@ class Ids:
 LORA = {"kind": "lora", "r": 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "keys",

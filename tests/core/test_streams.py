@@ -25,6 +25,7 @@ from fedtorch.main import main
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.processes
 def test_a_run_without_stdin_stdout_and_stderr_ends_as_any_other(tmp_path: Path) -> None:
     config = toy_config(tmp_path, track="{progress: lines}")
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))

@@ -96,6 +96,7 @@ def test_indexing_shows_nothing(capfd: pytest.CaptureFixture[str], caplog: pytes
     assert capfd.readouterr() == ("", "") and not [r for r in caplog.records if r.name.startswith("bm25s")]
 
 
+@pytest.mark.processes
 def test_jax_is_not_imported_with_it_for_it_would_take_the_gpu(tmp_path: Path) -> None:
     (tmp_path / "jax").mkdir()
     (tmp_path / "jax" / "__init__.py").write_text("print('JAX took three quarters of the GPU')")

@@ -107,6 +107,7 @@ def test_figures_of_the_published_sets_are_those_of_the_page(shared_data: Path, 
     assert f"| {' | '.join(row)} |" in page
 
 
+@pytest.mark.long
 @pytest.mark.data
 def test_a_parser_of_sql_finds_the_same_tables_in_every_published_query(shared_data: Path) -> None:
     """Spider's queries, which mostly have no AS, are among them."""

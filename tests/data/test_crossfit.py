@@ -241,6 +241,7 @@ def test_the_command_line_prepares_once_and_refuses_other_options(
     assert main(changed) == ConfigError.exit_code
 
 
+@pytest.mark.long
 @pytest.mark.data
 def test_the_46_real_tasks(shared_data: Path, tmp_path: Path) -> None:
     manifest = prepare_crossfit(shared_data / "crossfit", tmp_path / "out")

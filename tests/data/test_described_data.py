@@ -72,6 +72,7 @@ def test_variables_that_no_entry_declares_and_the_first_fold_of_imdb(shared_data
     assert {name: count for name, count in undeclared.items() if count} == {"advising": 86, "atis": 28}
 
 
+@pytest.mark.long
 def test_questions_tables_and_columns_of_wikisql(shared_data: Path, texts: str) -> None:
     def lines(path: Path) -> list[dict[str, list[str]]]:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -90,6 +91,7 @@ def test_questions_tables_and_columns_of_wikisql(shared_data: Path, texts: str) 
     assert total["train"] + total["extra/train"] == 33431
 
 
+@pytest.mark.long
 def test_dialogs_of_each_domain_and_split(shared_data: Path, dialogs: str) -> None:
     listed = rows(dialogs, r"^\| (\w+) \| (\d+) \| (\d+) \| (\d+) \|$")
     assert len(listed) == 6

@@ -167,6 +167,7 @@ def test_cell_values_give_a_row_its_own_schema(raw: Path, tmp_path: Path) -> Non
     assert manifest["record"]["rows_with_values"] == {"geoquery": 6}
 
 
+@pytest.mark.processes
 def test_several_processes_may_prepare_the_same_folder_at_once(raw: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "fedtorch.data", "prepare", "text2sql", "--vocab-size", "300"]

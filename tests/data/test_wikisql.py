@@ -218,6 +218,7 @@ def test_short_questions_only_and_parts_that_share_out_all_that_is_evaluated(tin
         QuestionPool(tiny_wikisql.parent, max_words=None, limits={}, **settings).usable("train")
 
 
+@pytest.mark.long
 @pytest.mark.data
 def test_the_real_files_give_the_counts_of_their_readme(shared_data: Path) -> None:
     folder = shared_data / "wikisql"

@@ -12,6 +12,7 @@ from ranks import run_ranks
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_shows_what_is_stored_in_it(path: Path, tmp_path: Path) -> None:
     (shown,) = run_ranks(execute, 1, str(path), str(tmp_path))

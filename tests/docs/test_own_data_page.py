@@ -52,6 +52,7 @@ def test_the_first_config_of_the_page_is_the_one_that_init_writes(
     assert f"```yaml\n{Path('notes.yaml').read_text()}```" in PAGE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("title", SECTIONS)
 def test_what_is_copied_from_the_page_gives_what_it_prints_and_trains(
     title: str, capsys: pytest.CaptureFixture[str]

@@ -61,6 +61,7 @@ def test_a_unit_waits_for_the_disk_of_its_run_and_is_nobodys_root(unit: Unit, tm
     assert service["KillMode"] == "mixed", "a rank that gets the signal twice leaves without saving"
 
 
+@pytest.mark.processes
 def test_a_units_command_is_one_that_the_launcher_takes(unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
     program, name, *words = unit["Service"]["ExecStart"].split()
     parsed = []
@@ -70,6 +71,7 @@ def test_a_units_command_is_one_that_the_launcher_takes(unit: Unit, monkeypatch:
     assert str(parsed[0].secret_file) == f"%d/{credential}" and source == "/srv/fl/secret"
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_finds_nothing_wrong_with_a_unit(tmp_path: Path) -> None:
     for path, text in UNITS.items():

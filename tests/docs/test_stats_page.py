@@ -28,6 +28,7 @@ def bare(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
+@pytest.mark.long
 def test_the_tables_proposals_and_the_tokenizer_of_the_page_are_what_its_commands_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,8 @@ from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.sums.accepted import AcceptedUpdates
 
+pytestmark = pytest.mark.processes
+
 CLIENTS = {f"c{i}": (1.0, float(i), 3) for i in range(6)}
 TASK = Quadratic(clients=CLIENTS, start=(0.0, 0.5), double=False)
 

@@ -27,6 +27,8 @@ from fedtorch.rounds.membership import Membership, Stopped
 from fedtorch.rounds.placement import place
 from fedtorch.setup.build import build
 
+pytestmark = pytest.mark.processes
+
 SIZE, VICTIM, LOST_IN = 3, 2, 1
 SETTINGS = ("system.timeout=20", "clients.on_loss=continue", "clients.min=1", "rounds=5")
 

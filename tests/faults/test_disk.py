@@ -24,6 +24,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest_alone(toy_config(tmp_path_factory.mktemp("wide")), *WIDE)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_full_disk_ends_the_run_after_the_retries_and_the_last_checkpoint_is_whole(
     size: int, wide: str, tmp_path: Path
@@ -37,6 +38,7 @@ def test_a_full_disk_ends_the_run_after_the_retries_and_the_last_checkpoint_is_w
     assert ended.digest == wide
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("last", "tries"), [(9, 3), (3, 3)], ids=["the retries", "the last save"])
 def test_a_server_that_cannot_write_its_own_state_ends_the_run(last: int, tries: int, tmp_path: Path) -> None:
     sets = (*STATELESS, f"rounds={last}", f"checkpoint.save_retries={2 if last == 9 else 9}")
@@ -45,6 +47,7 @@ def test_a_server_that_cannot_write_its_own_state_ends_the_run(last: int, tries:
     assert ended.log(0).count("is not saved") == tries
 
 
+@pytest.mark.processes
 def test_a_disk_that_has_room_again_costs_nothing(wide: str, tmp_path: Path) -> None:
     faults = f"{FULL};diskroom:phase=checkpoint,round=3"
     ended = supervise(toy_config(tmp_path), 1, faults=faults, sets=WIDE)
@@ -64,6 +67,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 DAMAGES = [damage_truncate, damage_flip, damage_zero, damage_delete]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("victim", ["server.safetensors", "server.json", "manifest.json", "clients"])
 def test_a_damaged_file_makes_the_run_go_on_from_the_checkpoint_before(

@@ -47,6 +47,8 @@ from fedtorch.rounds.result import Result
 from fedtorch.setup.build import build
 from fedtorch.train.job import ClientJob
 
+pytestmark = pytest.mark.processes
+
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), head=(0.5, -0.5), noise=0.7, double=False)
 SIZE, VICTIM, ROUND = 4, 2, 1

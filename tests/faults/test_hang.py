@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from supervisor import PHASES, Ended, at, supervise, toy_config
 
+pytestmark = pytest.mark.processes
+
 TIMEOUT_S = 6
 CASES = [("payload", 1)]
 OTHERS = [(phase, victim) for phase in PHASES for victim in (0, 1, 2) if (phase, victim) not in CASES]

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from supervisor import PHASES, at, new_store, supervise, toy_config
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("victim", [2, 0], ids=["worker", "server"])

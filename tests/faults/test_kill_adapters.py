@@ -33,6 +33,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest_alone(config_of(tmp_path_factory.mktemp("alone")))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("phase", "victim"),
     [

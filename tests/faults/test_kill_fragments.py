@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from supervisor import TOY, at, digest_alone, supervise, toy_config
 
+pytestmark = pytest.mark.processes
+
 STEPS, DELAY, EVERY = 8, 3, 2
 SENT = STEPS - DELAY
 HEAD = "  head: [0.1, -0.2]\n"

@@ -17,6 +17,7 @@ TRAINER = TrainerConfig("transformers", {**ARGS, "lr_scheduler_type": "cosine"})
 GOES_ON = {"steps": 3, "optimizer_state": "keep", "schedule_span": "run"}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("victim", [2, pytest.param(0, marks=pytest.mark.slow)], ids=["worker", "server"])
 def test_a_rank_killed_within_a_training_costs_no_bit(
     victim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

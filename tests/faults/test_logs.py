@@ -30,6 +30,7 @@ def disturbed(action: Callable[..., Any], every: int, seconds: float) -> Callabl
     return instead
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("every", "seconds"), [(10**9, 0.01), (3, 0.0)], ids=["slow", "failing"])
 def test_logs_and_event_files_never_stop_or_change_training(
     every: int, seconds: float, undisturbed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -50,6 +51,7 @@ def jumping(words: list[str]) -> None:
         sys.exit(code)
 
 
+@pytest.mark.processes
 def test_a_clock_that_jumps_ends_no_waiting(undisturbed: str, tmp_path: Path) -> None:
     from ranks import run_ranks
 

@@ -15,7 +15,7 @@ from ranks import free_port
 from supervisor import PHASES, Ended, at, toy_config
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def environment(faults: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ DIES = "kill:round=1,phase=train,client=a"
 SETS = ("system.timeout=20", "clients.per_round=all", "client.optimizer_state=reset", "eval.every=0")
 
 
+@pytest.mark.processes
 def test_the_run_ends_once_and_names_the_client(tmp_path: Path) -> None:
     config = toy_config(tmp_path)
     ended = supervise(config, faults=DIES, sets=SETS, max_restarts=5, timeout=200)
@@ -34,6 +35,7 @@ def test_the_run_ends_once_and_names_the_client(tmp_path: Path) -> None:
 SLOW = [pytest.param("b", "true", marks=pytest.mark.slow), pytest.param("a", "false", marks=pytest.mark.slow)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("client", "works"), [("a", "true"), ("b", "false"), *SLOW])
 def test_the_others_go_on_without_it(client: str, works: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bits of a run in one process in which this client fails from that round on.

@@ -81,6 +81,7 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, tuple[str
     return [dict(zip(MUTATIONS, found)) for found in run_ranks(meet_with_mutations, 2, folder, environ=environ)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_rank_with_another_model_config_or_version_is_named_with_both_values(
     name: str, errors: list[dict[str, tuple[str, float]]]
@@ -91,6 +92,7 @@ def test_a_rank_with_another_model_config_or_version_is_named_with_both_values(
         assert seconds < 10
 
 
+@pytest.mark.processes
 def test_a_digest_is_not_shown_beside_the_keys_that_explain_it(errors: list[dict[str, tuple[str, float]]]) -> None:
     for found in errors:
         assert "key `client.lr`: rank 1 has 0.2, the server has 0.1" in found["two keys"][0]

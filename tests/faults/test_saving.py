@@ -14,6 +14,7 @@ from fedtorch.main import main
 OVERLAP = ("checkpoint.overlap=true",)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("faults", "done"),
     [
@@ -68,6 +69,7 @@ def drawn(folder: Path) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("settings", ["{every: auto}", "{every: auto, lose: 0, cost: 1}"], ids=["at the end", "often"])
 def test_a_rank_killed_between_checkpoints_by_the_clock_leaves_no_trace(

@@ -19,6 +19,7 @@ CASES = [(phase, 2 * (number % 2)) for number, phase in enumerate(PHASES)]
 OTHERS = [pytest.param(phase, 2 - victim, marks=pytest.mark.slow) for phase, victim in CASES]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("phase", "victim"), [*CASES, *OTHERS])
 def test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing(
     phase: str, victim: int, undisturbed: str, tmp_path: Path
@@ -30,6 +31,7 @@ def test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing(
         assert "resuming after round " in ended.log(0)
 
 
+@pytest.mark.processes
 def test_a_second_sigint_leaves_at_once_and_the_last_checkpoint_is_whole(undisturbed: str, tmp_path: Path) -> None:
     config = toy_config(tmp_path)
     faults = {"FEDTORCH_TESTING": "1", "FEDTORCH_FAULTS": "sleep:phase=train,rank=2,round=1,step=1,seconds=120"}
@@ -71,6 +73,7 @@ def stop_while_asleep(
     return codes, time.monotonic() - sent
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("size", "phase", "done"),
     [(3, "train", 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, "train", 1), (3, "evaluate", 2)])],
@@ -93,6 +96,7 @@ def test_a_step_that_outlasts_the_grace_is_left_with_the_last_checkpoint_whole(
     assert "resuming after round 1 " in ended.log(0)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_server_that_leaves_alone_has_said_why(tmp_path: Path) -> None:
     config = toy_config(tmp_path)
@@ -101,6 +105,7 @@ def test_a_server_that_leaves_alone_has_said_why(tmp_path: Path) -> None:
     assert Ended(tmp_path / "run").status["code"] == 75
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_step_that_ends_within_the_grace_loses_no_round_that_was_done(undisturbed: str, tmp_path: Path) -> None:
     config = toy_config(tmp_path, checkpoint="{every: 3}")

@@ -8,6 +8,7 @@ import pytest
 from soak import MAX_GROWTH_KB, soak
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", [0])

@@ -43,6 +43,7 @@ def test_saves_change_no_bit_and_leave_nothing_behind(whole: str, tmp_path: Path
     assert Ended(tmp_path / "run").digest == whole and not (tmp_path / "run" / FOLDER).exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("step", "phase"),
     [(1, "train"), (EVERY, "train"), (EVERY + 1, "train"), (11, "train"), (12, "train"), (2 * EVERY, "save")],
@@ -55,6 +56,7 @@ def test_at_most_n_steps_are_repeated(step: int, phase: str, whole: str, tmp_pat
     assert not (tmp_path / "run" / FOLDER).exists()
 
 
+@pytest.mark.processes
 def test_in_the_first_round_too_and_on_other_ranks(whole: str, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     supervise(config, 3, faults=killed(10, round=0), max_restarts=0)
@@ -62,6 +64,7 @@ def test_in_the_first_round_too_and_on_other_ranks(whole: str, tmp_path: Path) -
     assert ended.code == 0 and ended.digest == whole and gone_on(ended)["b"] == 8
 
 
+@pytest.mark.processes
 def test_a_signal_loses_no_step(whole: str, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     stopped = supervise(config, faults=killed(7).replace("kill", "term"), max_restarts=0)
@@ -70,6 +73,7 @@ def test_a_signal_loses_no_step(whole: str, tmp_path: Path) -> None:
     assert ended.code == 0 and ended.digest == whole and 7 <= gone_on(ended)["b"] <= 12  # as soon as it is noticed
 
 
+@pytest.mark.processes
 def test_a_run_that_is_begun_anew_takes_nothing_up(whole: str, tmp_path: Path) -> None:
     config = config_of(tmp_path)
     supervise(config, faults=killed(10, round=0), max_restarts=0)
@@ -79,6 +83,7 @@ def test_a_run_that_is_begun_anew_takes_nothing_up(whole: str, tmp_path: Path) -
     assert ended.digest == whole and not gone_on(ended)
 
 
+@pytest.mark.processes
 def test_two_ranks_that_hold_unlike_parts_of_a_model(tmp_path: Path) -> None:
     settings = ["rounds=1", "client.steps=4", "algorithm.payload=delta", "system.ranks_per_worker=2"]
     configs = {}

@@ -35,6 +35,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return start
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["nan", "explode", "raise"])
 @pytest.mark.parametrize("client", CLIENTS)
 def test_one_clients_bad_update_is_left_out_and_named(kind: str, client: str, run: Any) -> None:
@@ -46,6 +47,7 @@ def test_one_clients_bad_update_is_left_out_and_named(kind: str, client: str, ru
     assert ended.log(0).count("is left out") == 1
 
 
+@pytest.mark.processes
 def test_an_update_far_above_the_rounds_median_counts_as_failed_on_any_number_of_ranks(
     run: Any, tmp_path: Path
 ) -> None:
@@ -153,6 +155,7 @@ def test_out_of_memory_again_or_without_a_retry_is_a_failed_client(
     assert "client a is left out: failed:OutOfMemoryError" in caplog.text
 
 
+@pytest.mark.processes
 def test_a_retry_leaves_the_dropout_of_other_clients_alone(tmp_path: Path) -> None:
     """`d` comes after `a` on its rank; what it draws depends on its own seed."""
     plain = supervise(toy_config(tmp_path / "plain", clients="{per_round: all}"), 2)

@@ -39,6 +39,7 @@ def plain_run(kind: str) -> tuple[torch.Tensor, float, list[float]]:
     return torch.tensor(weights), float((torch.tensor(weights) - plain.initial_shared).norm()), losses
 
 
+@pytest.mark.processes
 @pytest.mark.gpus(2)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", [0, 2, 3])
@@ -61,6 +62,7 @@ def alone(kind: str, stage: int) -> tuple[list[float], list[float]]:
     return trained(DeepSpeedEngine(gpt2(), Partition(), device, settings=settings, hp=ADAMW, make_module=gpt2))
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_step_on_one_gpu_under_deepspeed_is_that_of_plain_torch(stage: int, device: torch.device) -> None:

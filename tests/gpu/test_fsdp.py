@@ -16,6 +16,8 @@ from fedtorch.train.fsdp import FsdpEngine
 from tests.gpu.test_deepspeed import plain_run
 from tests.train.test_deepspeed_ranks import gpt2, trained
 
+pytestmark = pytest.mark.processes
+
 
 def one_worker(kind: str, offload: bool, size: int) -> tuple[str, list[float], list[float]]:
     device = own_device(kind)

@@ -37,6 +37,7 @@ def prepared(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.processes
 @pytest.mark.gpus(3)
 @pytest.mark.timeout(900)
 def test_keys_and_values_between_gpus_are_those_that_pass_through_the_host(

@@ -76,6 +76,7 @@ def prepared(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_two_ranks_share_a_gpu_over_gloo_and_say_so_once(device: torch.device, tmp_path: Path) -> None:
     environ = {"LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0"}
@@ -86,6 +87,7 @@ def test_two_ranks_share_a_gpu_over_gloo_and_say_so_once(device: torch.device, t
     assert said == ([1, 0] if device.type == "cuda" else [0, 0])
 
 
+@pytest.mark.processes
 @pytest.mark.gpus(2)
 @pytest.mark.timeout(600)
 def test_nccl_and_gloo_give_the_same_digest(device: torch.device, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from supervisor import TOY
 
 from fedtorch.main import main
 
+pytestmark = pytest.mark.processes
+
 STATELESS = TOY.replace(", optimizer_state: keep", "")
 
 

@@ -53,6 +53,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.processes
 def test_it_hears_of_the_end_and_writes_its_models(network: Callable[..., Network]) -> None:
     hosts = network()
     ranks, words = ended_without(hosts, 60)
@@ -73,6 +74,7 @@ def test_it_hears_of_the_end_and_writes_its_models(network: Callable[..., Networ
     assert is_done(hosts) and not (run_of(hosts, "a") / "unheard.json").exists()
 
 
+@pytest.mark.processes
 def test_one_that_is_killed_while_it_hears_may_come_once_more(network: Callable[..., Network]) -> None:
     hosts = network()
     ranks, words = ended_without(hosts, 60)
@@ -83,6 +85,7 @@ def test_one_that_is_killed_while_it_hears_may_come_once_more(network: Callable[
     assert "came back after the run's end was lost again" in hosts.log("a", 0)
 
 
+@pytest.mark.processes
 def test_one_whose_states_are_lost_is_told_so_and_the_server_stays_done(network: Callable[..., Network]) -> None:
     hosts = network()
     ranks, words = ended_without(hosts, 20)
@@ -92,6 +95,7 @@ def test_one_whose_states_are_lost_is_told_so_and_the_server_stays_done(network:
     assert f"rank {AWAY} did not hear that the run has ended" in hosts.log("a", 0)
 
 
+@pytest.mark.processes
 def test_the_server_stays_only_as_long_as_is_said_and_not_when_all_have_heard(network: Callable[..., Network]) -> None:
     hosts = network()
     ranks, words = ended_without(hosts, 1)
@@ -106,6 +110,7 @@ def test_the_server_stays_only_as_long_as_is_said_and_not_when_all_have_heard(ne
     assert [outcome.exit_code for outcome in ended] == [0] * 4 and time.monotonic() - begun < 60
 
 
+@pytest.mark.processes
 def test_the_wait_for_a_server_that_is_gone_is_bounded_and_says_what_is_here(network: Callable[..., Network]) -> None:
     hosts = network()
     ranks, words = ended_without(hosts, 0)
@@ -119,6 +124,7 @@ def test_the_wait_for_a_server_that_is_gone_is_bounded_and_says_what_is_here(net
     assert f"the states of 2 clients after 4 saved rounds are in {hosts.disk}/run/checkpoints, models in" in said
 
 
+@pytest.mark.processes
 def test_a_server_that_is_told_to_stop_while_it_stays_is_done(network: Callable[..., Network]) -> None:
     hosts = network()
     ranks, _ = ended_without(hosts, 600)
@@ -128,6 +134,7 @@ def test_a_server_that_is_told_to_stop_while_it_stays_is_done(network: Callable[
     assert "the server stayed and was told to stop" in hosts.log("a", 0)
 
 
+@pytest.mark.processes
 @pytest.mark.slow  # two starts of ranks, one after the other
 @pytest.mark.timeout(900)
 def test_a_server_whose_machine_goes_down_while_it_stays_goes_on_staying(network: Callable[..., Network]) -> None:

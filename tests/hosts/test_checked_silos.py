@@ -18,6 +18,8 @@ from fedtorch.trust.keys import new_key
 
 pytest.importorskip("cryptography")
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 NAMES = ("hub", "north", "south", "west")
 POLICY = {

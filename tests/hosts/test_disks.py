@@ -15,6 +15,8 @@ from supervisor import TOY, at
 from fedtorch.lifecycle import export
 from fedtorch.main import main
 
+pytestmark = pytest.mark.processes
+
 
 def states(hosts: Network, name: str) -> set[str]:
     """The clients whose states are on a host's disk."""

@@ -11,6 +11,8 @@ from hosts import Network
 from silos import WHERE, digest, run, write_config
 from supervisor import PHASES, at
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize(
     ("phase", "rank"),

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hosts import Network, why_not
 
+pytestmark = pytest.mark.processes
+
 LISTEN = "import socket; s = socket.create_server(('', 7)); print('there', flush=True); s.accept()[0].recv(1)"
 CALL = "import socket, sys; socket.create_connection((sys.argv[1], 7), timeout=float(sys.argv[2])).close()"
 

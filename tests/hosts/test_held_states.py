@@ -14,6 +14,8 @@ from supervisor import TOY
 
 from fedtorch.checkpoint.own_disk import NOTE, write_note
 
+pytestmark = pytest.mark.processes
+
 STOP = "term:rank=0,round=2,phase=broadcast,attempt=0"
 
 

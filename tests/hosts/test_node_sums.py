@@ -10,6 +10,8 @@ from hosts import Network
 from silos import digest, run, write_config
 from supervisor import at
 
+pytestmark = pytest.mark.processes
+
 
 def carried(hosts: Network, name: str) -> tuple[int, int]:
     """Bytes that the host's wire has brought and taken, by the kernel's count."""

@@ -22,6 +22,8 @@ from launchers.keep import Kept
 from tests.setup.test_pinned import digest, keep_only
 from tests.test_main import TINY
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 PINNED = {"north": 1, "south": 2, "west": 2}
 SECRET = {"FEDTORCH_JOB_SECRET": "known to all ranks of the test"}

@@ -90,6 +90,7 @@ def ran(hosts: Network, config: str, *words: str) -> dict[str, tuple[int, str]]:
     return {name: (side.returncode, said[name]) for name, side in started.items()}
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_silos_count_together_and_train_privately_by_it(network: Callable[..., Network]) -> None:

@@ -14,6 +14,8 @@ import pytest
 from hosts import Network
 from silos import digest, write_config
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 STATIC = ["--node-rank={number}", "--master-addr=10.83.0.1", "--master-port=29500"]
 C10D = ["--rdzv-backend=c10d", "--rdzv-endpoint=10.83.0.1:29500", "--rdzv-conf", "is_host={is_host}"]

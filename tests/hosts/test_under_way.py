@@ -40,6 +40,7 @@ def saved(hosts: Network) -> dict[str, tuple[str, int]]:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_a_silo_switched_off_at_97_per_cent_of_a_round(network: Callable[..., Network], tmp_path: Path) -> None:
     plain = config_of(tmp_path / "plain", tmp_path / "plain" / "run", "{}")

@@ -97,6 +97,7 @@ def addresses(hosts: Network, name: str, options: str) -> set[str]:
     return {line.split()[3].rpartition(":")[0].removeprefix("[::ffff:").removesuffix("]") for line in lines}
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(why_no_tunnel()), reason=why_no_tunnel())

@@ -29,6 +29,8 @@ from fedtorch.config.schema import (
     SystemConfig,
 )
 
+pytestmark = pytest.mark.long
+
 TASK = Regression({f"c{i}": (1.0 + i, (-1.0) ** i, 5 + 3 * i) for i in range(6)})
 CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "fedit": (FedAvg(), {}),
@@ -76,6 +78,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_all(str(tmp_path_factory.mktemp("alone")))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("exchange", ["reduce", pytest.param("send", marks=pytest.mark.slow)])
 def test_any_number_of_ranks_gives_the_bits_of_one_process(
     exchange: Any, alone: dict[str, Any], tmp_path: Path

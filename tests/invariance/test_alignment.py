@@ -19,6 +19,8 @@ from fedtorch.models.adapters.lora import add_adapter, add_to_base, lora_layers
 from fedtorch.models.adapters.settings import Adapter
 from fedtorch.train.engine import Engine
 
+pytestmark = pytest.mark.long
+
 QUICK = ("fedparsing", "fedmatch", "ditto", "scaffold", "feda_top50", "smoke_ffw_full")
 """A teacher, private parameters, personal models, control variates, sparse messages, answers of other models."""
 CPU = torch.device("cpu")

@@ -30,6 +30,8 @@ from fedtorch.config.schema import (
 )
 from fedtorch.train.settings import TrainerConfig
 
+pytestmark = pytest.mark.processes
+
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(
     clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), head=(0.5, -0.5), noise=0.7, dropout=0.2, double=False
@@ -100,7 +102,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any]
     ],
     ids=["2", "3-reduce", "3-server-works", "5", "5-sockets"],
 )
-@pytest.mark.processes
 def test_any_number_of_ranks_gives_the_bits_of_one_process(
     size: int, changes: dict[str, Any], alone: dict[str, tuple[str, Any]], tmp_path: Path
 ) -> None:
@@ -120,7 +121,6 @@ def go_on(folder: str, at: int | None, rounds: int, name: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "at", "rounds"), [pytest.param("private_head", 3, 6, marks=pytest.mark.slow), ("fedasync", 5, 12)]
 )
-@pytest.mark.processes
 def test_a_run_goes_on_on_another_number_of_ranks(
     name: str, at: int, rounds: int, alone: dict[str, tuple[str, Any]], tmp_path: Path
 ) -> None:

@@ -19,6 +19,8 @@ from fedtorch.data.synthetic.gym import prepare
 from fedtorch.models.encoder_decoder import EncoderDecoder
 from fedtorch.tasks.fewshot import FewShotTasks
 
+pytestmark = pytest.mark.long
+
 MODEL = EncoderDecoder(d_model=16, d_ff=32, num_heads=2, num_layers=1, max_positions=64, dropout=0.1)
 CLIENT = ClientConfig(optimizer="adamw", lr=0.01, batch_size=4, optimizer_state="keep")
 
@@ -51,6 +53,7 @@ def alone(gym: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any]
     return run_one(gym, str(tmp_path_factory.mktemp("alone")))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [2, 3])
 def test_any_number_of_ranks_gives_the_bits_of_one_process(size: int, gym: str, alone: Any, tmp_path: Path) -> None:
     server, *_ = run_ranks(run_rank, size, gym, str(tmp_path))

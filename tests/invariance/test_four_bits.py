@@ -61,6 +61,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, int]
     return in_one_process(run_case, CASES, tmp_path_factory)
 
 
+@pytest.mark.long
 def test_alone_it_counts_what_would_travel(alone: dict[str, tuple[str, int]]) -> None:
     assert {name: sent for name, (_, sent) in alone.items()} == {
         name: ROUNDS * MESSAGE * (3 if name == "sampled" else 5) for name in CASES

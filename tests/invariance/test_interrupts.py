@@ -29,6 +29,8 @@ from fedtorch.train.engine import Engine
 from fedtorch.train.job import ClientJob
 from fedtorch.train.settings import RateOverRounds
 
+pytestmark = pytest.mark.long
+
 TASK = Quadratic(clients={"a": (1.0, 1.0, 6), "b": (2.0, -1.0, 9)}, start=(0.3, -0.7), noise=0.5, double=False)
 CLIENT = ClientConfig(optimizer="adamw", lr=0.1, batch_size=4, optimizer_state="keep")
 FALLING = ClientConfig(optimizer="sgd", lr=0.1, batch_size=4, lr_over_rounds=RateOverRounds("cosine", 0.01))
@@ -152,6 +154,7 @@ def interrupted_on_three(folder: str, moment: int) -> str:
         return "finished"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("moment", [1, 4, 7, 12, 15])
 def test_a_signal_to_one_of_three_ranks_stops_all_and_loses_nothing(moment: int, tmp_path: Path) -> None:
     assert run_ranks(interrupted_on_three, 3, str(tmp_path), moment) == ["interrupted"] * 3
@@ -187,6 +190,7 @@ def various(folder: Path) -> dict[str, Config]:
     }
 
 
+@pytest.mark.processes
 def test_three_ranks_agree_with_one_process_where_they_could_come_apart(tmp_path: Path) -> None:
     server = run_ranks(various_on_three, 3, str(tmp_path / "three"))[0]
     for name, config in various(tmp_path / "one").items():

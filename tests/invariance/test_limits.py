@@ -38,6 +38,8 @@ from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 from fedtorch.train.job import ClientJob
 
+pytestmark = pytest.mark.long
+
 CLIENTS = {"a": (1.0, 1.0, 10), "b": (2.0, -1.0, 30), "c": (0.5, 3.0, 6)}
 TASK = Quadratic(clients=CLIENTS, start=(0.3, -0.7, 1.1), noise=0.5, dropout=0.25, double=False)
 SMALL_BATCHES = ClientConfig(optimizer="sgd", lr=0.1, batch_size=4, epochs=2)

@@ -22,6 +22,8 @@ from fedtorch.config.schema import CheckpointConfig, ClientConfig, Config, Engin
 from fedtorch.core.errors import Interrupted
 from fedtorch.train.precision import has_fp16
 
+pytestmark = pytest.mark.long
+
 
 @dataclass(frozen=True)
 class Product(Quadratic):
@@ -72,6 +74,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any]
     return {name: outcome(config_of(name, folder)) for name in NAMES}
 
 
+@pytest.mark.processes
 def test_ranks_give_the_bits_of_one_process(alone: dict[str, tuple[str, Any]], tmp_path: Path) -> None:
     assert run_ranks(all_cases, 3, str(tmp_path))[0] == alone
     assert len({digest for digest, _ in alone.values()}) == len(NAMES)  # the precision was used

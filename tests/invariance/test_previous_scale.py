@@ -20,6 +20,8 @@ from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.comm.base import Communicator
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, ServerConfig, SystemConfig
 
+pytestmark = pytest.mark.long
+
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), head=(0.5, -0.5), noise=0.7, double=False)
 CLIENT = ClientConfig(optimizer="sgd", lr=0.05, batch_size=4)

@@ -24,6 +24,8 @@ from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig
 from fedtorch.core.errors import Interrupted
 from fedtorch.models.generation import Generated
 
+pytestmark = pytest.mark.long
+
 
 @dataclass(frozen=True)
 class Labelled(Quadratic):
@@ -83,6 +85,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any]
     return in_one_process(run_case, CASES, tmp_path_factory)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [2, 4, 7])
 def test_any_number_of_ranks_gives_the_bits_of_one_process(size: int, alone: Any, tmp_path: Path) -> None:
     server, *_ = run_ranks(run_all, size, str(tmp_path))

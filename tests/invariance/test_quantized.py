@@ -23,6 +23,8 @@ from fedtorch.models.adapters.quantized import quantization_of
 from fedtorch.models.saved import load_saved
 from fedtorch.setup.build import build
 
+pytestmark = pytest.mark.long
+
 CONFIG = """
 task:
   name: causal_lm

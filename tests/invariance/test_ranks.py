@@ -36,6 +36,8 @@ from fedtorch.config.schema import (
 )
 from fedtorch.core.errors import Interrupted
 
+pytestmark = pytest.mark.long
+
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(
     clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), head=(0.5, -0.5), noise=0.7, dropout=0.2, double=False
@@ -96,6 +98,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any]
     return in_one_process(run_case, CASES, tmp_path_factory)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("size", "system"),
     [
@@ -155,6 +158,7 @@ def train(name: str, folder: str, comm: Communicator | None, last: int, die_at: 
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "victim", "again"),
     [

@@ -22,6 +22,8 @@ from fedtorch.config.schema import CheckpointConfig, ClientConfig, EvalConfig, P
 from fedtorch.rounds import client_scores, local_training
 from fedtorch.tasks.preference import Preference
 
+pytestmark = pytest.mark.long
+
 LORA = {**GPT2, "adapter": {"r": 2}}
 ROUND, PRIVATE = {"reference": "round", "model": LORA}, {"partition": PartitionConfig(private=("*lora_B*",))}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -72,6 +74,7 @@ def alone(here: Path) -> dict[str, Any]:
     return run_all(here / "alone")
 
 
+@pytest.mark.processes
 def test_three_ranks_give_the_bits_of_one_process(alone: dict[str, Any], here: Path, tmp_path: Path) -> None:
     server, *_ = run_ranks(on_ranks, 3, str(here), str(tmp_path))
     assert server == alone

@@ -20,6 +20,8 @@ from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig
 from fedtorch.core.errors import CheckpointError
 from fedtorch.rounds.scalar_record import NAME
 
+pytestmark = pytest.mark.long
+
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), noise=0.7, dropout=0.2, double=False)
 CLIENT = ClientConfig(optimizer="sgd", lr=0.002, batch_size=4, steps=6)

@@ -21,6 +21,8 @@ from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.config.schema import CheckpointConfig, ClientConfig, ClientsConfig, EvalConfig
 from fedtorch.tasks.base import SERVER
 
+pytestmark = pytest.mark.long
+
 TASK = Toy(clients={f"c{i}": (0.4 + 0.3 * i, 0.1 * i) for i in range(7)}, rows=5, size=9, dropout=0.3)
 NAMES = (*TASK.clients, "part0")
 # the server's optimiser and its place in the data are kept from round to round
@@ -66,6 +68,7 @@ def test_the_cases_differ(alone: dict[str, tuple[Any, ...]]) -> None:
     assert len({digest for digest, *_ in alone.values()}) == len(CASES)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [2, 3, 6])
 def test_any_number_of_ranks_gives_the_bits_of_one_process(
     size: int, alone: dict[str, tuple[Any, ...]], tmp_path: Path
@@ -103,6 +106,7 @@ def run_until(folder: str, die_at: int | None = None, resume: int | None = None)
         return runner.run(resume).digest
 
 
+@pytest.mark.processes
 def test_killed_and_resumed_on_another_number_of_ranks_gives_the_same_bits(
     alone: dict[str, tuple[Any, ...]], tmp_path: Path
 ) -> None:

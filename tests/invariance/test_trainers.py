@@ -66,6 +66,7 @@ def test_any_number_of_ranks_gives_the_bits_of_one_process(here: Path) -> None:
     assert server == alone
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("calls", [11, pytest.param(17, marks=pytest.mark.slow)])
 def test_interrupted_and_resumed_gives_the_same_bits(calls: int, here: Path) -> None:
     for name, config in configs(str(here)).items():

@@ -31,6 +31,8 @@ from fedtorch.rounds.under_way import TrainingSaves
 from fedtorch.setup.build import build
 from fedtorch.train.moment import Moment
 
+pytestmark = pytest.mark.long
+
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(5)}  # 2 to 9 steps
 TASK = Quadratic(clients=CLIENTS, start=tuple(0.1 * i for i in range(20)), noise=0.7, dropout=0.2, double=False)
 CLIENT = ClientConfig(optimizer="sgd", lr=0.05, batch_size=4)
@@ -62,6 +64,7 @@ def all_cases(folder: str, system: SystemConfig) -> dict[str, Any]:
         return {name: outcome(config_of(name, folder, system=system), comm) for name in CASES}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("size", "system"),
     [(5, PAIRS), (4, replace(PAIRS, server_works=True)), (4, SystemConfig(ranks_per_worker=(2, 1)))],
@@ -106,6 +109,7 @@ def resumed(folder: str, round: int, saving: CheckpointConfig) -> tuple[str, int
         return outcome(config, comm, round)[0], sum(found is not None for found in gone_on)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("every_steps", [None, 3])
 def test_a_signal_to_a_rank_that_does_not_lead_stops_all_and_loses_nothing(
     every_steps: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -176,6 +180,7 @@ def fragile(folder: str, where: tuple[int, ...], by: str = "error", timeout: flo
         return runner.run().digest, dict(found)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("where", [(1,), (2,), (3,), (4,), (1, 2, 3, 4)], ids=str)
 def test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker(
     where: tuple[int, ...], tmp_path: Path
@@ -220,6 +225,7 @@ def tight(folder: str, where: tuple[int, ...], retry: bool) -> Any:
         return digest, [report.client for report in runner.context.server.accepted]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("where", "retry"),
     [
@@ -236,6 +242,7 @@ def test_ranks_of_a_worker_try_a_client_again_together_when_one_is_out_of_memory
     assert ("c1" in accepted) is retry and len(accepted) == len(CLIENTS) - (not retry)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("by", ["kill", pytest.param("hang", marks=pytest.mark.slow)])
 def test_a_rank_that_dies_or_hangs_in_a_step_ends_the_run_with_its_name(by: str, tmp_path: Path) -> None:
     outcomes = expect_exit(fragile, 5, str(tmp_path), (2, 4), by, 6.0, timeout=120)
@@ -275,6 +282,7 @@ def operations() -> list[Any]:
         return found
 
 
+@pytest.mark.processes
 def test_what_ranks_of_a_worker_agree_on() -> None:
     leader, other = run_ranks(operations, 2)
     assert leader[:3] == other[:3] == [True, False, [[0.1, 0.0], [0.1, 1.0]]]

@@ -18,6 +18,8 @@ from launchers.fork_server import Forked, ForkServer
 from launchers.job import Job
 from launchers.pool import hold
 
+pytestmark = pytest.mark.processes
+
 NULL = os.open(os.devnull, os.O_RDONLY)
 
 

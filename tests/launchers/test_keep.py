@@ -17,6 +17,8 @@ from launchers import restarts
 from launchers.keep import Kept
 from launchers.pool import hold
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "PAUSE_S", 0.05)
 
 
+@pytest.mark.processes
 def test_ranks_get_the_environment_of_torchrun_and_each_a_log(tmp_path: Path) -> None:
     script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $TORCHELASTIC_RESTART_COUNT"
     assert job(tmp_path, script).run(0) == 0
@@ -46,12 +47,14 @@ def test_ranks_get_the_environment_of_torchrun_and_each_a_log(tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.glob("output*")) == ["output.rank1.txt", "output.rank2.txt"]
 
 
+@pytest.mark.processes
 def test_a_dead_rank_is_restarted_with_all_others(tmp_path: Path) -> None:
     script = '[ "$RANK$TORCHELASTIC_RESTART_COUNT" = 20 ] && kill -9 $$; echo $RANK >> ran; [ $RANK = 0 ] && sleep 0.6'
     assert job(tmp_path, f"{script}; exit 0").run(1) == 0
     assert sorted((tmp_path / "ran").read_text().split()) == ["0", "0", "1", "1", "2"]
 
 
+@pytest.mark.processes
 def test_restarts_are_used_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RestartsError, match="no restart is left of 2; the last attempt ended with SIGKILL"):
         job(tmp_path, "echo $RANK >> ran; [ $RANK = 1 ] && kill -9 $$; sleep 100").run(2)
@@ -61,6 +64,7 @@ def test_restarts_are_used_up(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     )
 
 
+@pytest.mark.processes
 def test_a_saved_round_gives_all_restarts_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Rank 0 alone says so; a job has as many attempts as it saves rounds, and its restarts beside."""
     saves = "[ $RANK = 0 ] && [ $TORCHELASTIC_RESTART_COUNT -lt 3 ] && date +%N > $FEDTORCH_SAVED"
@@ -72,6 +76,7 @@ def test_a_saved_round_gives_all_restarts_back(tmp_path: Path, capfd: pytest.Cap
     assert capfd.readouterr().err.count("restart 1 of 1") == 3
 
 
+@pytest.mark.processes
 def test_a_rank_that_returns_alone_has_its_returns_back_with_a_saved_round(tmp_path: Path) -> None:
     """Rank 1 dies four times; the server saves a round before each of the first three."""
     server = 'for n in 1 2 3; do until [ "$(cat ran1 2> /dev/null | wc -l)" -ge $n ]; do sleep 0.02; done; '
@@ -87,17 +92,20 @@ def test_a_rank_that_returns_alone_has_its_returns_back_with_a_saved_round(tmp_p
     assert len((tmp_path / "ran1").read_text().splitlines()) == 4, "with one return in all it would have been 2"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("code", [2, 3, 4, 5, 6, 8, 75])
 def test_what_a_restart_would_only_repeat_is_not_restarted(code: int, tmp_path: Path) -> None:
     assert job(tmp_path, f"echo $RANK >> ran; exit {code}").run(3) == code
     assert len((tmp_path / "ran").read_text().split()) == 3
 
 
+@pytest.mark.processes
 def test_a_quorum_lost_with_a_worker_is_restarted(tmp_path: Path) -> None:
     first = "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && { [ $RANK = 2 ] && kill -9 $$; exit 5; }"
     assert job(tmp_path, f"{first}; exit 0").run(1) == 0
 
 
+@pytest.mark.processes
 def test_the_first_signal_reaches_every_rank_once_and_all_save(tmp_path: Path) -> None:
     def stop() -> None:
         while len(list(tmp_path.glob("ready*"))) < 3:
@@ -109,6 +117,7 @@ def test_the_first_signal_reaches_every_rank_once_and_all_save(tmp_path: Path) -
     assert sorted((tmp_path / "saved").read_text().split()) == ["0", "1", "2"]
 
 
+@pytest.mark.processes
 def test_a_run_folder_has_one_job_at_a_time(tmp_path: Path) -> None:
     lock = hold(tmp_path)
     assert lock is not None
@@ -129,6 +138,7 @@ def start(config: Path, faults: str, *sets: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, env=environ, cwd=config.parent, capture_output=True, text=True, timeout=380)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_a_run_goes_on_without_a_lost_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bits of a run in one process in which the lost worker's clients fail from that round on."""
@@ -153,6 +163,7 @@ def test_a_run_goes_on_without_a_lost_worker(tmp_path: Path, monkeypatch: pytest
     assert ended.digest == Ended(tmp_path / "alone").digest
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_lost_rank_is_started_again_and_let_in(
@@ -171,6 +182,7 @@ def test_a_lost_rank_is_started_again_and_let_in(
     assert "--max-returns 1" in status["command"] and status["reason"] == "done"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("sets", [["clients.on_loss=restart"], ["system.ranks_per_worker=2"]])
 def test_only_a_run_that_goes_on_lets_single_ranks_in(
     sets: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -180,6 +192,7 @@ def test_only_a_run_that_goes_on_lets_single_ranks_in(
     assert "--max-returns is for runs that go on without a lost rank" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_lost_server_is_restarted_to_the_same_bits(tmp_path: Path) -> None:
@@ -191,6 +204,7 @@ def test_a_lost_server_is_restarted_to_the_same_bits(tmp_path: Path) -> None:
     assert Ended(tmp_path / "run").digest == Ended(tmp_path / "alone").digest
 
 
+@pytest.mark.processes
 def test_a_gpu_that_fails_ends_the_run_with_its_client_and_step_and_is_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

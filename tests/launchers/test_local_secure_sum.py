@@ -50,6 +50,7 @@ def launched(path: Path, faults: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environ, cwd=path.parent, capture_output=True, text=True, timeout=380)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("pattern", PATTERNS)

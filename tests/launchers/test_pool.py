@@ -16,6 +16,8 @@ import pytest
 from launchers import pool
 from launchers.pool import Command, Pool, is_locked
 
+pytestmark = pytest.mark.processes
+
 SAVES = "trap 'echo saved; exit 75' TERM; touch ready; while :; do sleep 0.05; done"
 DEAF = "trap '' TERM; touch ready; while :; do sleep 0.05; done"
 

@@ -29,7 +29,7 @@ from on_slurm import (
 
 from launchers import slurm, sweep
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 def test_a_job_at_its_limit_is_requeued_and_resumes_to_the_same_bits(

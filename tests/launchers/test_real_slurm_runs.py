@@ -13,7 +13,7 @@ from on_slurm import ROOT, alone, call, digest, queued, sbatch, shown, status, u
 
 from launchers import slurm, sweep
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def submit(how: str, config: Path, rounds: int, *more: str, ranks: int = 2) -> str:

@@ -24,6 +24,7 @@ def options(path: Path) -> dict[str, str]:
     return dict(found)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_file_is_valid_shell_and_asks_for_requeue_and_an_early_signal(path: Path) -> None:
     subprocess.run(["bash", "-n", path], check=True)
@@ -41,6 +42,7 @@ def test_there_is_a_file_for_each_shape() -> None:
     assert shapes["seeds"]["array"] == "0-2%3" and "%a" in shapes["seeds"]["output"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_rank_gets_a_command_that_fedtorch_understands(path: Path, tmp_path: Path) -> None:
     environ = fake_slurm.install(tmp_path / "fake", python="/bin/echo") | fake_slurm.job(tasks=3)
@@ -58,6 +60,7 @@ def test_every_rank_gets_a_command_that_fedtorch_understands(path: Path, tmp_pat
     assert path.stem != "seeds" or args.set[1:] == ["run.seed=7", "run.name=a,seed=7"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("code", "state", "attempt", "requeued"),
     [
@@ -92,6 +95,7 @@ def test_only_an_interrupted_or_hung_job_that_nobody_cancels_is_requeued(
     assert re.findall("requeue .*", calls.read_text() if calls.exists() else "") == [f"requeue {job}"] * requeued
 
 
+@pytest.mark.processes
 def test_a_job_that_hangs_a_fourth_time_is_not_requeued(tmp_path: Path) -> None:
     environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=2)
     (tmp_path / "fake" / "python").write_text("#!/bin/bash\nexit 7\n")
@@ -101,6 +105,7 @@ def test_a_job_that_hangs_a_fourth_time_is_not_requeued(tmp_path: Path) -> None:
     assert (tmp_path / "fake" / "scontrol.calls").read_text().count("requeue 4242") == 3
 
 
+@pytest.mark.processes
 def test_a_job_that_saves_rounds_between_is_requeued_as_often_as_it_hangs(tmp_path: Path) -> None:
     environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=2)
     (tmp_path / "fake" / "python").write_text('#!/bin/bash\n[ $RANK = 0 ] && echo 1 > "$FEDTORCH_SAVED"\nexit 7\n')
@@ -115,6 +120,7 @@ def test_a_job_that_saves_rounds_between_is_requeued_as_often_as_it_hangs(tmp_pa
     assert (tmp_path / "fake" / "scontrol.calls").read_text().count("requeue 4242") == 5 + 2, "and one was the last"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("saving", "pauses"), [("0", ["1", "2"]), ("2", ["1", "1", "2"])])
 def test_a_rank_that_is_killed_returns_as_often_as_is_said_between_two_saved_rounds(
     saving: str, pauses: list[str], tmp_path: Path
@@ -132,6 +138,7 @@ def test_a_rank_that_is_killed_returns_as_often_as_is_said_between_two_saved_rou
     assert len((tmp_path / "ran").read_text().splitlines()) == 1 + len(pauses)
 
 
+@pytest.mark.processes
 def test_a_run_that_was_finished_without_a_lost_rank_is_done(tmp_path: Path) -> None:
     environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=2)
     (tmp_path / "fake" / "python").write_text("#!/bin/bash\n[ $RANK = 0 ] || kill -9 $$\n")
@@ -141,6 +148,7 @@ def test_a_run_that_was_finished_without_a_lost_rank_is_done(tmp_path: Path) -> 
     assert not (tmp_path / "fake" / "scontrol.calls").exists() and not list((tmp_path / "runs").iterdir())
 
 
+@pytest.mark.processes
 def test_the_command_that_continues_names_the_users_own_batch_file(tmp_path: Path) -> None:
     words = ["--config", "a b.yaml", "--set", "rounds=3"]
     environ = fake_slurm.install(tmp_path / "fake", python="") | fake_slurm.job(tasks=1)
@@ -152,6 +160,7 @@ def test_the_command_that_continues_names_the_users_own_batch_file(tmp_path: Pat
         assert done.stdout == f"sbatch {array}/some\\ where/mine.sbatch --config a\\ b.yaml --set rounds=3 \n"
 
 
+@pytest.mark.processes
 @pytest.mark.slow  # every rank is a process of its own that imports torch
 def test_the_cpu_file_runs_a_config_on_three_ranks(tmp_path: Path, tiny_data: Path) -> None:
     config = tmp_path / "tiny.yaml"

@@ -26,6 +26,7 @@ def test_what_a_server_gets_and_that_a_secure_sum_hides_each_update(hides: bool)
     assert ("masked" in said and "the sum alone" in said) is hides
 
 
+@pytest.mark.long
 def test_with_privacy_of_rows_neither_sizes_nor_losses_are_named() -> None:
     local, shared, open_ = (
         said_with(PrivacyConfig(**{**RECORD, **more}))

@@ -213,6 +213,7 @@ def counts(places: Path, **changes: Any) -> None:
     write_config(places, paradigm="stats", stats={**COUNTED, **changes}, trust=trust, **run)
 
 
+@pytest.mark.long
 def test_a_count_is_asked_for_by_its_numbers_and_its_epsilon(
     places: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

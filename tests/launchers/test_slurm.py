@@ -87,6 +87,7 @@ def test_a_time_limit_is_read_as_sbatch_reads_it(text: str, expected: int) -> No
     assert minutes(text) == expected
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("text", ["", "1d", "1:2:3:4", "-5", "1-", "4h", "1.5", "INFINITE"])
 def test_a_time_limit_that_sbatch_would_not_read_is_refused(text: str, config: Path) -> None:
     with pytest.raises(ConfigError, match="--time .*expected minutes"):
@@ -107,6 +108,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_bad_input_is_refused_before_anything_is_submitted(
     config: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +122,7 @@ def test_bad_input_is_refused_before_anything_is_submitted(
     assert not (cluster / "sbatch.calls").exists() and not (config.parent / "run").exists()
 
 
+@pytest.mark.processes
 def test_a_machine_without_slurm_says_so(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +130,7 @@ def test_a_machine_without_slurm_says_so(
     assert "sbatch and srun not found on this machine" in refused(["--config", str(config)], capsys)
 
 
+@pytest.mark.processes
 def test_without_submitit_the_package_to_install_is_named(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +138,7 @@ def test_without_submitit_the_package_to_install_is_named(
     assert "pip install 'fedtorch-nlp[slurm]'" in refused(["--config", str(config)], capsys)
 
 
+@pytest.mark.processes
 def test_what_sbatch_says_reaches_the_user(
     config: Path, cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +153,7 @@ def sbatch_options(cluster: Path) -> dict[str, str]:
     return dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(\S+))?", text, re.MULTILINE))
 
 
+@pytest.mark.processes
 def test_what_slurm_is_asked_for(config: Path, cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = "--nodes 2 --gpus-per-node 4 --partition gpu --time 30 --grace 60 --cpus-per-task 3 --sbatch account=me"
     assert slurm.main(["--config", str(config), *options.split()]) == 0
@@ -159,6 +165,7 @@ def test_what_slurm_is_asked_for(config: Path, cluster: Path, capsys: pytest.Cap
     assert "4242" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_the_job_is_put_back_when_a_rank_hung_and_is_given_the_users_lines(config: Path, cluster: Path) -> None:
     dump = pytest.importorskip("submitit.core.utils").cloudpickle_dump
     setup = ["module load cuda", "source my_env/bin/activate"]
@@ -187,6 +194,7 @@ def test_the_job_is_put_back_when_a_rank_hung_and_is_given_the_users_lines(confi
     assert (cluster / "scontrol.calls").read_text().count("requeue") == 4
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("number", "array"), [("4242", {}), ("40_2", {"ARRAY_JOB_ID": "40", "ARRAY_TASK_ID": "2"})])
 def test_a_saved_round_gives_the_requeues_after_a_hang_back(
     number: str, array: dict[str, str], config: Path, cluster: Path
@@ -217,6 +225,7 @@ def test_rank_0_of_a_job_alone_says_where_it_tells_of_saved_rounds(
             assert os.environ.get("FEDTORCH_SAVED") == told
 
 
+@pytest.mark.processes
 def test_a_dry_run_shows_the_batch_script_that_is_submitted_but_no_secret(
     config: Path, cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,11 +243,13 @@ def test_a_dry_run_shows_the_batch_script_that_is_submitted_but_no_secret(
     assert "hunter1" not in submitted
 
 
+@pytest.mark.processes
 def test_where_the_others_go_on_without_a_lost_rank_they_may_take_their_time(config: Path, cluster: Path) -> None:
     assert slurm.main(["--config", str(config), "--set", "clients.on_loss=continue"]) == 0
     assert "--kill-on-bad-exit=0 --wait=0 " in (cluster / "script.sh").read_text()
 
 
+@pytest.mark.processes
 def test_a_folder_that_slurm_would_rename_is_refused(
     config: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,6 +257,7 @@ def test_a_folder_that_slurm_would_rename_is_refused(
     assert "SLURM reads % in a path as a pattern" in text and not (config.parent / "50%j").exists()
 
 
+@pytest.mark.processes
 def test_the_job_file_is_the_users_own_and_holds_a_reference_and_words(config: Path, cluster: Path) -> None:
     assert slurm.main(["--config", str(config)]) == 0
     folder = config.parent / "run" / "slurm"
@@ -256,6 +268,7 @@ def test_the_job_file_is_the_users_own_and_holds_a_reference_and_words(config: P
     assert len(content) < 2000  # a class pickled by value, with its code, would take more
 
 
+@pytest.mark.processes
 def test_a_sweep_becomes_one_array_that_leaves_out_what_is_done(
     config: Path,
     cluster: Path,
@@ -282,6 +295,7 @@ def test_a_sweep_becomes_one_array_that_leaves_out_what_is_done(
     assert "job 4242  tiny,seed=2" in said and "array" not in sbatch_options(cluster)
 
 
+@pytest.mark.processes
 def test_a_run_folder_has_one_job_at_a_time(
     config: Path, cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +308,7 @@ def test_a_run_folder_has_one_job_at_a_time(
     assert "Unable to contact slurm controller" in refused(["--config", str(config)], capsys)
 
 
+@pytest.mark.processes
 def test_the_debug_executor_runs_the_config_here(config: Path) -> None:
     assert slurm.main(["--config", str(config), "--executor", "debug", "--set", "rounds=1"]) == 0
     status = json.loads((config.parent / "run" / "status.json").read_text())
@@ -302,6 +317,7 @@ def test_the_debug_executor_runs_the_config_here(config: Path) -> None:
     assert "RANK" not in os.environ
 
 
+@pytest.mark.processes
 def test_the_debug_executor_gives_the_runs_exit_code(config: Path, tmp_path: Path) -> None:
     assert slurm.main(["--config", str(config), "--executor", "debug", "--set", f"task.data={tmp_path}"]) == 3
 
@@ -370,6 +386,7 @@ def digest(run: Path) -> str:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_the_local_executor_requeues_and_ends_with_the_same_bits(config: Path, tmp_path: Path) -> None:
@@ -394,6 +411,7 @@ def test_the_local_executor_requeues_and_ends_with_the_same_bits(config: Path, t
     assert digest(run) == digest(alone)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_local_executor_requeues_a_job_that_cannot_save_in_time(config: Path, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def sweep(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.processes
 def test_every_run_has_a_row_also_those_that_have_not_begun(sweep: Path) -> None:
     rows = read_rows(sweep)
     assert [(row.name, row.state, row.round, row.rounds) for row in rows] == [
@@ -56,11 +57,13 @@ def test_every_run_has_a_row_also_those_that_have_not_begun(sweep: Path) -> None
     assert summary(rows) == "1 done, 1 failed, 1 died, 1 waiting"
 
 
+@pytest.mark.processes
 def test_the_score_is_that_of_a_runs_own_lines_and_says_of_how_many_examples(sweep: Path) -> None:
     row = read_rows(sweep)[0]
     assert (row.score, row.metric, row.count) == ((1 + 6) / 10, "dev exact_match", 10)
 
 
+@pytest.mark.processes
 def test_the_table_gives_reasons_and_numbers(sweep: Path) -> None:
     out = StringIO()
     show(sweep, Console(file=out, width=160))
@@ -70,6 +73,7 @@ def test_the_table_gives_reasons_and_numbers(sweep: Path) -> None:
     assert "its process ended without a word" in text
 
 
+@pytest.mark.processes
 def test_a_run_whose_lock_is_held_is_running(sweep: Path) -> None:
     with (sweep / "c" / ".lock").open("w") as lock:  # an opening of its own excludes others in the same process too
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -99,6 +103,7 @@ def test_what_slurm_has_in_its_queue_decides_what_a_job_is(
     assert row.state == expected and ("ended without a word" in row.reason) == (expected == "died")
 
 
+@pytest.mark.processes
 def test_a_single_run_can_be_asked_for_and_anything_else_is_an_error(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +114,7 @@ def test_a_single_run_can_be_asked_for_and_anything_else_is_an_error(
     assert "neither a sweep's folder" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_plan_of_nothing_is_no_sweep(tmp_path: Path) -> None:
     save_plan(tmp_path / "s", [])
     with pytest.raises(ConfigError):

@@ -28,6 +28,7 @@ def state(run: Path) -> str:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -47,6 +48,7 @@ def test_bad_input_starts_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.processes
 def test_a_dry_run_lists_the_runs(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["run", "--config", str(config), "--seeds", "0", "1", "--dir", str(tmp_path / "out"), "--dry-run"]
     assert sweep.main(arguments) == 0
@@ -93,6 +95,7 @@ def test_every_line_says_which_run_of_how_many_it_is_how_long_it_took_and_what_i
     ]
 
 
+@pytest.mark.processes
 @pytest.mark.slow  # every run is a process of its own that imports torch
 @pytest.mark.timeout(280)
 def test_failed_runs_do_not_stop_others_and_done_ones_are_not_made_again(
@@ -111,6 +114,7 @@ def test_failed_runs_do_not_stop_others_and_done_ones_are_not_made_again(
     assert (out / "tiny" / "results.json").stat().st_mtime_ns == finished
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_ctrl_c_saves_all_runs_and_the_same_command_finishes_them(config: Path, tmp_path: Path) -> None:

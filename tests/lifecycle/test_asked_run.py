@@ -18,6 +18,8 @@ from fedtorch.privacy.record.silo import Silo, Training
 from fedtorch.text.byte_bpe import train_subwords
 from fedtorch.trust.policy.asked import Asked
 
+pytestmark = pytest.mark.long
+
 PINNED = {"north": 1, "south": 2, "west": 3}
 SECURE = {"privacy": {"clip": 0.5, "secure_sum": {"threshold": 1.0}}}
 CLIENT = {"kind": "client", "clip": 0.25, "noise_multiplier": 1.0, "delta": 1e-3}

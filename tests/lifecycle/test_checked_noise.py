@@ -32,6 +32,8 @@ from launchers import verify
 
 pytest.importorskip("cryptography")
 
+pytestmark = pytest.mark.processes
+
 RECORD: dict[str, Any] = {
     "privacy": {
         "kind": "record",

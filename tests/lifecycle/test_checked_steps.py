@@ -51,6 +51,8 @@ from launchers import verify
 
 pytest.importorskip("cryptography")
 
+pytestmark = pytest.mark.processes
+
 CHECKED = {"trust": {"members": "members.yaml", "key": "own.key", "verify": "all"}}
 SECURE = {"privacy": {"clip": 1.0, "secure_sum": {"threshold": 1.0}}, "system": {**SYSTEM, "sum_scale": "public"}}
 

@@ -13,6 +13,8 @@ from own_rows import weather, write_rows
 from fedtorch.lifecycle import start
 from fedtorch.main import main
 
+pytestmark = pytest.mark.long
+
 CONFIG = """
 run: {name: weather, dir: run}
 rounds: 1

@@ -13,6 +13,8 @@ from fedtorch.core.errors import CheckpointError, DeadlineError, FedtorchError, 
 from fedtorch.lifecycle.exit import note_end
 from fedtorch.lifecycle.status import agent_words, ended_with, read_status, write_status
 
+pytestmark = pytest.mark.long
+
 LOST = DeadlineError("rank 0 (the server) left the job", ranks=(0,))
 
 

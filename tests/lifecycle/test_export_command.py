@@ -14,6 +14,8 @@ from fedtorch.core.client import folder_name
 from fedtorch.lifecycle.export import main
 from fedtorch.main import main as train
 
+pytestmark = pytest.mark.long
+
 CONFIG: dict[str, Any] = {
     "rounds": 3,
     "task": {

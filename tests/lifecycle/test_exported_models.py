@@ -22,6 +22,8 @@ from fedtorch.metrics.perplexity import OWN
 from fedtorch.tasks.dialog import SIDES
 from fedtorch.text.sentencepiece import decode
 
+pytestmark = pytest.mark.processes
+
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 
 

@@ -16,6 +16,8 @@ from fedtorch.audit.subject import AuditOptions, opened
 from fedtorch.cli.__main__ import main
 from fedtorch.models.pretrained import save_model, save_tokenizer
 
+pytestmark = pytest.mark.long
+
 LORA = {"kind": "lora", "r": 2}
 TASKS: dict[str, dict[str, Any]] = {
     "random": {"name": "text_classification", "model": BERT},

@@ -37,6 +37,8 @@ from fedtorch.trust.receipts import Signed
 
 pytest.importorskip("cryptography")
 
+pytestmark = pytest.mark.long
+
 A, B = ("a" * 64, "b" * 64)
 NAMES = ("north", "south", "west")
 POLICY: dict[str, Any] = {

@@ -30,6 +30,8 @@ from fedtorch.trust.receipts import Signed
 
 pytest.importorskip("cryptography")
 
+pytestmark = pytest.mark.long
+
 SIZE, RANKS = 5000, {1: "north", 2: "south", 3: "west"}
 UPDATE = np.linspace(-1, 1, SIZE, dtype=np.float32)
 EXPONENT = 20

@@ -31,6 +31,8 @@ from fedtorch.trust.silo_tags import OwnMeeting, OwnTags
 
 pytest.importorskip("cryptography")
 
+pytestmark = pytest.mark.long
+
 RANKS = {0: "hub", 1: "north", 2: "south", 3: "west"}
 SIZE = LEAF + 900
 UPDATE = np.linspace(-1, 1, SIZE, dtype=np.float32)

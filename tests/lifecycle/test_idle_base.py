@@ -73,6 +73,7 @@ def test_a_server_that_does_not_evaluate_holds_no_base(
     assert digests[0] == digests[1] and files[0] == files[1]
 
 
+@pytest.mark.long
 def test_what_was_let_go_keeps_its_name_and_shape_and_its_ties() -> None:
     module = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2, bias=False), "b": torch.nn.Linear(2, 2, bias=False)})
     module["b"].weight = module["a"].weight

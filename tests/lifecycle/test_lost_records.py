@@ -20,6 +20,8 @@ from fedtorch.main import main
 from fedtorch.report.command_line import main as report
 from fedtorch.tracking.records import Record
 
+pytestmark = pytest.mark.long
+
 NEW_MOUNTS, NEW_USER = 0x00020000, 0x10000000  # CLONE_NEWNS and CLONE_NEWUSER of <linux/sched.h>
 ROUNDS = 5
 
@@ -114,6 +116,7 @@ def test_rounds_before_a_resume_whose_records_are_gone_are_named(whole: dict[str
     assert found["digest"] == whole["digest"] and found["averages"] == whole["averages"]
 
 
+@pytest.mark.processes
 def test_a_run_that_begins_anew_has_no_results_of_the_one_before(tmp_path: Path) -> None:
     config, run = toy_config(tmp_path), tmp_path / "run"
     assert main(["--config", str(config)]) == 0
@@ -167,6 +170,7 @@ def on_a_small_disk(run: Path, kilobytes: int, words: list[str], said: Path) -> 
     return code
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kilobytes", [44, 60, 80, 104])
 def test_on_a_disk_that_fills_up_a_run_has_its_results_or_ends_with_8(
     kilobytes: int, whole: dict[str, Any], tmp_path: Path

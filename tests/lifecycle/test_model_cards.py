@@ -14,6 +14,8 @@ from fedtorch.config import load as yaml_config
 from fedtorch.config.schema import Config
 from fedtorch.lifecycle.model_cards import write_cards
 
+pytestmark = pytest.mark.long
+
 RESULTS: dict[str, Any] = {
     "rounds": 2,
     "best_round": None,

@@ -13,6 +13,8 @@ from fedtorch.config.load import load, run_digest, to_dict
 from fedtorch.lifecycle.more_rounds import changes_that_forbid
 from fedtorch.main import main as train
 
+pytestmark = pytest.mark.long
+
 CONFIG: dict[str, Any] = {
     "rounds": 2,
     "task": {

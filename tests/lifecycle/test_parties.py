@@ -101,6 +101,7 @@ SECURE: dict[str, Any] = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "changes",
     [
@@ -118,6 +119,7 @@ def test_bytes_that_a_silo_has_not_signed_are_refused(changes: dict[str, Any], p
     assert said in (places / "hub" / "run" / "log.rank0.txt").read_text()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_secret", [False, True])
 def test_keys_in_place_of_a_secret_change_no_bit(is_secret: bool, places: Path) -> None:
     changes = SECURE if is_secret else {}
@@ -131,6 +133,7 @@ def test_keys_in_place_of_a_secret_change_no_bit(is_secret: bool, places: Path) 
     assert "federation test: hub, north, south, west, by members.yaml" in said and "has no secret" not in said
 
 
+@pytest.mark.processes
 def test_a_run_goes_on_from_its_checkpoint_with_keys(places: Path) -> None:
     common = {"run": {"dir": str(places / "run"), "name": "parties"}, "checkpoint": {"every": 1}}
     write_config(places, **common)
@@ -144,6 +147,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_keys(places: Path) -> None:
     assert "resuming after round 1" in (places / "run" / "log.rank0.txt").read_text()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("is_secret", [False, True])
 def test_parties_that_get_different_weights_stop_before_anything_leaves_them(is_secret: bool, places: Path) -> None:
     system = {**SYSTEM, "shared_memory": "never"}
@@ -162,6 +166,7 @@ def test_parties_that_get_different_weights_stop_before_anything_leaves_them(is_
     assert status["code"] == 11 and "`south` has signed another digest" in status["reason"]
 
 
+@pytest.mark.processes
 def test_a_party_that_was_lost_comes_back_with_its_key(places: Path) -> None:
     common = {"run": {"dir": str(places / "run"), "name": "parties"}, "rounds": 4}
     write_config(places, **common, clients={"on_loss": "continue", "min_silos": 2})
@@ -178,6 +183,7 @@ def test_a_party_that_was_lost_comes_back_with_its_key(places: Path) -> None:
     assert "rank 2 is back; all go on together" in log and "resuming after round 2" in log
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("reason", ["revoked", "past its end"])
 def test_who_is_revoked_or_past_its_end_is_refused_by_every_party(reason: str, places: Path) -> None:
     for name in PARTIES.values():
@@ -192,6 +198,7 @@ def test_who_is_revoked_or_past_its_end_is_refused_by_every_party(reason: str, p
     assert all(f"a party of this run is refused: {wanted}" in said for _, said in told)
 
 
+@pytest.mark.processes
 def test_a_key_of_its_own_making_is_refused_before_it_speaks(places: Path) -> None:
     for path in places.glob("south/own.*"):
         path.unlink()
@@ -200,12 +207,14 @@ def test_a_key_of_its_own_making_is_refused_before_it_speaks(places: Path) -> No
     assert "its key is nobody's there, and rank 2 is `south`" in told
 
 
+@pytest.mark.processes
 def test_the_key_of_another_member_is_refused(places: Path) -> None:
     shutil.copy(places / "north" / "own.key", places / "south" / "own.key")
     told = told_south(places)
     assert "its key is that of `north`, and rank 2 is `south`" in told
 
 
+@pytest.mark.processes
 def test_a_silo_that_lists_itself_under_another_key_is_not_let_in(places: Path) -> None:
     before = public(places, "south")
     for path in places.glob("south/own.*"):
@@ -218,12 +227,14 @@ def test_a_silo_that_lists_itself_under_another_key_is_not_let_in(places: Path) 
     assert "a connection of rank 2 is refused" in log and "not signed by `south`" in log
 
 
+@pytest.mark.processes
 def test_a_silo_with_another_key_for_the_server_does_not_believe_it(places: Path) -> None:
     replaced(places, "south", public(places, "hub"), "ab" * 32)
     told = told_south(places)
     assert "the list of members (trust.members) of this side is not that of the server" in told
 
 
+@pytest.mark.processes
 def test_lists_that_differ_in_anything_end_the_run(places: Path) -> None:
     with (places / "south" / "members.yaml").open("a") as file:
         file.write("  east: {role: silo, key: " + "ab" * 32 + "}\n")
@@ -232,6 +243,7 @@ def test_lists_that_differ_in_anything_end_the_run(places: Path) -> None:
     assert "members: rank 2 (south" in told[2][1]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("changes", "code", "said"),
     [
@@ -253,6 +265,7 @@ def test_what_does_not_fit_is_said_before_anybody_is_spoken_to(
     assert said in told[2][1]
 
 
+@pytest.mark.long
 def test_one_process_has_no_other_parties(
     places: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,8 @@ from fedtorch.models.adapters.settings import Quantize
 from fedtorch.models.saved import load_saved
 from fedtorch.text.byte_bpe import train_subwords
 
+pytestmark = pytest.mark.long
+
 LLAMA = {**SMALL, "hidden_size": 32, "initializer_range": 0.2}
 COLOURS = ("red", "blue")
 ROWS = [

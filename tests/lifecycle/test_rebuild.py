@@ -19,6 +19,8 @@ from fedtorch.main import main as run_main
 from fedtorch.rounds.exchanged_vectors import ExchangedVectors
 from fedtorch.rounds.scalar_record import NAME
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 4
 CONFIG = """
 run: {{name: toy, dir: {folder}/run}}

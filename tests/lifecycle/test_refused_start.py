@@ -12,6 +12,8 @@ from supervisor import as_rank, toy_config
 
 from fedtorch.main import main
 
+pytestmark = pytest.mark.processes
+
 PRIVATE = (
     "privacy={kind: client, clip: 0.5, noise_multiplier: 1.0, delta: 1.0e-3}",
     "clients={sampling: poisson, rate: 0.5, per_round: all}",

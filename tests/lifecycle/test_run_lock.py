@@ -27,6 +27,8 @@ from launchers.job import Job
 from launchers.keep import Kept
 from launchers.pool import Command, Pool, is_locked
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -46,6 +48,7 @@ def start(*words: str, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, *words], env=environ, cwd=folder, stderr=subprocess.PIPE)
 
 
+@pytest.mark.processes
 @pytest.mark.slow  # the next one is about the same, with torchrun
 @pytest.mark.timeout(120)
 def test_of_two_runs_in_one_folder_the_first_ends_as_if_alone(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -73,6 +76,7 @@ def test_of_two_runs_in_one_folder_the_first_ends_as_if_alone(tmp_path: Path, re
     assert json.loads((run / "status.json").read_text())["code"] == 0
 
 
+@pytest.mark.processes
 def test_whatever_starts_the_second_run_it_ends_with_2_and_touches_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +100,7 @@ def test_whatever_starts_the_second_run_it_ends_with_2_and_touches_nothing(
     assert capfd.readouterr().err.count("another process") == 1
 
 
+@pytest.mark.processes
 def test_a_side_that_is_kept_running_ends_with_2_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`fedtorch serve`, which starts the server as this does."""
     monkeypatch.setattr(restarts, "PAUSE_S", 0.0)
@@ -107,6 +112,7 @@ def test_a_side_that_is_kept_running_ends_with_2_too(tmp_path: Path, monkeypatch
     assert not (tmp_path / "run" / "status.json").exists()
 
 
+@pytest.mark.processes
 def test_on_ranks_the_second_run_ends_with_2_too(tmp_path: Path) -> None:
     config = toy_config(tmp_path)
     with held([tmp_path / "run"]):
@@ -115,6 +121,7 @@ def test_on_ranks_the_second_run_ends_with_2_too(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "status.json").exists()
 
 
+@pytest.mark.processes
 @pytest.mark.slow  # the one before is the same, without what torchrun prints
 @pytest.mark.timeout(120)
 def test_under_torchrun_the_second_run_ends_with_the_message(tmp_path: Path) -> None:
@@ -135,6 +142,7 @@ def test_the_folders_of_companions_are_the_runs_too(tmp_path: Path) -> None:
     assert main(["--config", str(config)]) == 0
 
 
+@pytest.mark.processes
 def test_a_lock_whose_owner_died_is_no_obstacle(tmp_path: Path) -> None:
     config, run = toy_config(tmp_path), tmp_path / "run"
     script = (

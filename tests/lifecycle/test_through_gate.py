@@ -31,6 +31,8 @@ from launchers.site_policy import Process, Site
 
 pytest.importorskip("cryptography")
 
+pytestmark = pytest.mark.processes
+
 SECURE: dict[str, Any] = {"privacy": {"clip": 0.05, "secure_sum": {"threshold": 1.0}}}
 RECORD: dict[str, Any] = {
     "privacy": {
@@ -109,7 +111,6 @@ def digest(places: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("policy", "changes"),
     [
@@ -148,7 +149,6 @@ def test_a_gate_changes_no_bit_and_writes_down_what_left(
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_parts_of_rounds_in_which_a_silo_was_not_drawn_have_decisions_too(places: Path) -> None:
     """With the server's noise every silo sends a part in every round, one of nothing where it was not drawn."""
     private = {"kind": "client", "clip": 1.0, "noise_multiplier": 1.0, "delta": 0.01, "simulate": True, "seed": 5}
@@ -210,7 +210,6 @@ def leave_out_the_noise() -> None:
     GateKey.add_noise = add_to_a_copy  # type: ignore[method-assign]
 
 
-@pytest.mark.processes
 def test_a_part_without_its_noise_does_not_leave(places: Path) -> None:
     write(places, OF_RECORD, **RECORD, run={"dir": str(places / "run"), "name": "gated"})
     ended = expect_exit(as_party, len(PARTIES), str(places), "never", "south", "leave_out_the_noise")
@@ -219,7 +218,6 @@ def test_a_part_without_its_noise_does_not_leave(places: Path) -> None:
     assert (last["verdict"], last["line"]) == ("refused", "require.privacy")
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("patch", "policy", "changes"),
     [
@@ -243,7 +241,6 @@ def test_bytes_that_the_gate_has_not_made_are_refused_by_the_server(
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 def test_under_masks_the_gates_own_numbers_leave(places: Path) -> None:
     digests = []
     for patch in ("", "change_what_was_measured"):
@@ -259,7 +256,6 @@ def ask_for_a_part_without_masks() -> None:
     GateKey.begin_part = lambda self, way, *about: begin(self, "sum", *about)  # type: ignore[method-assign]
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("patch", "line"),
     [
@@ -296,7 +292,6 @@ def counted(**privacy: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.processes
 @pytest.mark.parametrize(
     "changes",
     [
@@ -321,7 +316,6 @@ def test_a_gate_adds_the_noise_of_counts_and_changes_no_bit(changes: dict[str, A
     assert all(each["deviation"] > 0.5 for each in found if "deviation" in each)
 
 
-@pytest.mark.processes
 def test_counts_without_their_noise_do_not_leave(places: Path) -> None:
     write(places, OF_COUNTS, **counted(), run={"dir": str(places / "run"), "name": "gated"})
     ended = expect_exit(as_party, len(PARTIES), str(places), "never", "south", "leave_out_the_noise")

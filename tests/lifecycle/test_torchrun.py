@@ -16,6 +16,8 @@ from ranks import run_ranks
 from fedtorch.main import main
 from tests.test_main import TINY
 
+pytestmark = pytest.mark.processes
+
 SUICIDAL = '''
 """FedAvg whose client `south` kills its rank in the second round of the first attempt."""
 

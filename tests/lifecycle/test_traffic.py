@@ -14,6 +14,8 @@ from fedtorch.core.weights import Layout
 from fedtorch.data.synthetic.dialogs import prepare
 from fedtorch.main import main
 
+pytestmark = pytest.mark.long
+
 CONFIG = Path("smoke/feda_top50")
 
 

@@ -485,6 +485,7 @@ def taken_by(keys: dict[str, int], base: str, tokenizer: Any, folder: Path) -> t
     return num_bytes, held, private_bytes() - before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base", ["fp32", "saved"])
 def test_a_rank_has_no_copy_of_the_base(base: str, tokenizer: Any, tmp_path: Path) -> None:
     """Neither a server nor a worker, before and after a step, beyond what is trained and a step's gradients."""

@@ -211,6 +211,7 @@ def test_linear_layers_of_the_base_are_quantised_and_nothing_else(kind: str, tok
     assert [n for n in same if "lora_A" in n] == [n for n in trained(model) if "lora_A" in n]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("few_bits", KINDS)
 def test_a_base_that_is_read_is_that_which_is_quantised_when_it_is_built(
@@ -247,6 +248,7 @@ def test_the_papers_models_are_quantised_too_from_folders_and_at_random(
     assert {*one} == {*other} and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("few_bits", KINDS)
 def test_what_is_saved_loads_with_the_bits_that_were_evaluated(

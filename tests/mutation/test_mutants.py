@@ -148,6 +148,7 @@ def imported() -> None:
     import_once()
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("name", sorted(TESTS))

@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT / "docs" / "examples"))
 import characters  # noqa: E402
 from characters import CONTEXT, LETTERS, MEAN, RESET, STEPS, Characters, Next, Window, letters, losses, windows  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 BATCH = 32
 TABLE = {  # steps a round, kind -> test loss, training loss
     (1, "diloco"): (2.1353, 1.8672), (1, "reset"): (2.1879, 2.0045), (1, "mean"): (2.4654, 2.3407),

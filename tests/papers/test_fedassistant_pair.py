@@ -124,6 +124,7 @@ def sides() -> tuple[list[dict[str, Any]], list[Any]]:
         ]
 
 
+@pytest.mark.processes
 def test_two_ranks_give_the_bits_of_one_process_and_only_numbers_cross() -> None:
     (assistant, sent), (user, heard) = run_ranks(sides, 2)
     for mode, of_assistant, of_user in zip(MODES, assistant, user, strict=True):
@@ -242,6 +243,7 @@ def bytes_of(folder: Path) -> list[tuple[float, float, float]]:
     return [(r["kv_bytes"], r["kv_overhead_bytes"], r["kv_physical_bytes"]) for r in rounds]
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     "names",
@@ -268,6 +270,7 @@ def test_a_server_and_two_pairs_give_the_bits_of_one_process(names: Sequence[str
         assert [(kv, more, kv + more) for kv, more, _ in one] == many, name
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(280)
 def test_a_pair_beside_a_rank_with_both_sides_gives_the_bits_of_one_process(data: str, tmp_path: Path) -> None:
     names = ("feda_both", "feda_freeze")
@@ -296,6 +299,7 @@ def resumed(folder: str, data: str, name: str, round: int) -> Any:
         return outcome(config_of(name, folder, data), comm, round)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_a_run_of_pairs_goes_on_in_pairs_or_in_one_process(data: str, tmp_path: Path) -> None:
     name = "feda_top"
@@ -315,6 +319,7 @@ def test_a_run_of_pairs_goes_on_in_pairs_or_in_one_process(data: str, tmp_path: 
     assert outcome(config_of(name, tmp_path / "again", data), resume=2) == expected
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_a_run_of_one_process_goes_on_in_pairs(data: str, tmp_path: Path) -> None:
     expected = outcome(config_of("feda", tmp_path / "whole", data))
@@ -343,6 +348,7 @@ def starved(folder: str, data: str, name: str, where: Sequence[int]) -> tuple[st
         return digest, [report.status for report in each.context.server.accepted]
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["feda_both", "feda_top"])
@@ -375,6 +381,7 @@ def leaving(folder: str, data: str) -> Any:
         return has_moved, shares, kinds, comm.meter.totals().get("physical_up", 0)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_the_users_private_weights_stay_on_its_rank(data: str, tmp_path: Path) -> None:
     server, assistant, user = run_ranks(leaving, 3, str(tmp_path), data, timeout=200)

@@ -39,6 +39,8 @@ from fedtorch.core.weights import Layout
 from fedtorch.rounds.runner import Runner
 from fedtorch.tasks.base import Task
 
+pytestmark = pytest.mark.long
+
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(5)}
 TASK = Quadratic(
     clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), head=(0.5, -0.5), noise=0.7, dropout=0.2, double=False
@@ -145,6 +147,7 @@ def run_all(folder: str) -> list[Any]:
         return [run_rule(name, exchange, f"{folder}/{name}_{exchange}", comm) for name, exchange in RANKED]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [2, 4])
 def test_one_process_and_many_ranks_give_the_same_bits_and_bytes(size: int, tmp_path: Path) -> None:
     alone = [run_rule(name, exchange, str(tmp_path / f"{name}_{exchange}")) for name, exchange in RANKED]
@@ -160,6 +163,7 @@ def run_slices(folder: str) -> list[Any]:
 SLICED = ("all", "top_half", "returned", "top_eight", "delta_eight", "all_eight")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_any_number_of_ranks_that_own_slices_gives_the_bits_of_star(size: int, tmp_path: Path) -> None:
     """With and without a second selection, which is of all slices together."""
@@ -176,6 +180,7 @@ def broken_replica(folder: str) -> None:
         each.run()
 
 
+@pytest.mark.processes
 def test_a_replica_that_differs_is_noticed_on_schedule(tmp_path: Path) -> None:
     outcomes = expect_exit(broken_replica, 3, str(tmp_path))
     assert "round 2: the replicas of the server's state on ranks [1] differ from rank 0's" in outcomes[0].error
@@ -202,6 +207,7 @@ def resumed(folder: str, exchange: str, resume: int | None) -> str:
         return runner(folder, rule, comm, checkpoint=CheckpointConfig(every=2)).run(resume).digest
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("exchange", ["star", "allreduce"])
 def test_ranks_take_their_replicas_from_the_checkpoint(exchange: Any, tmp_path: Path) -> None:
     rule = replace(RULES["top"], exchange=exchange)
@@ -210,6 +216,7 @@ def test_ranks_take_their_replicas_from_the_checkpoint(exchange: Any, tmp_path: 
     assert run_ranks(resumed, 3, str(tmp_path / "parts"), exchange, 4)[0] == whole
 
 
+@pytest.mark.processes
 def test_a_checkpoint_of_many_ranks_has_what_was_left_out_in_all_slices(tmp_path: Path) -> None:
     """Three ranks save after four rounds, from where one process goes on; and it is what that one has by itself."""
     rule = replace(RULES["top"], exchange="allreduce")

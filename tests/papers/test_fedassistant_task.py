@@ -26,6 +26,8 @@ from fedtorch.tasks.dialog import Dialog
 from fedtorch.train.batches import Batching
 from fedtorch.train.lengths import padded
 
+pytestmark = pytest.mark.long
+
 CONFIGS = shipped()
 TINY = GPT2Model(width=8, layers=1, heads=2, positions=64, dropout=0.0)
 SMOKE = [

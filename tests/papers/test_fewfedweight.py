@@ -32,6 +32,8 @@ from fedtorch.models.generation import token_energies
 from fedtorch.rounds.runner import Runner
 from fedtorch.tasks.fewshot import FewShotTasks
 
+pytestmark = pytest.mark.long
+
 NAN = math.nan
 FOUR = [[5, 3, 1, 0, -2, -4], [2, 1.9, 1.8, 0.5, 0.1, 0], [9, 0, -1, -1.5, -3, 2], [1, 0.5, 0.25, 0, -0.5, 0.75]]
 SIGN = [-4.84439666, 2.02592302, -1.30318605]

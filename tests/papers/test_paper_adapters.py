@@ -21,6 +21,8 @@ from fedtorch.models.t5 import T5Model
 from fedtorch.text.byte_bpe import train_subwords
 from tests.test_main import TINY
 
+pytestmark = pytest.mark.long
+
 DIALOGS = """
 run: {name: dialogs, dir: DIR}
 rounds: 1

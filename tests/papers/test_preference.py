@@ -149,6 +149,7 @@ def asked(
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("keys", "theirs"),
     [

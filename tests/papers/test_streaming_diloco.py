@@ -165,12 +165,14 @@ def on_ranks(folder: str) -> list[str]:
         return [make_runner(config_of(Path(folder) / str(len(how)), **how), comm).run().digest for how in ({}, PACKED)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_same_bits_on_any_number_of_ranks(size: int, tmp_path: Path) -> None:
     alone = [ran(config_of(tmp_path / str(len(how)), **how)).result.digest for how in ({}, PACKED)]
     assert run_ranks(on_ranks, size, str(tmp_path / "ranks"))[0] == alone
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [{}, PACKED], ids=["32 bits", "4 bits"])
 @pytest.mark.parametrize("every_steps", [None, 1])
 @pytest.mark.parametrize("calls", [11, 23, 29])

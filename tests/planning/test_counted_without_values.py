@@ -34,6 +34,7 @@ def differs(name: str, ranks: int) -> str:
     return "" if describe(built, num_ranks=ranks) == told else f"{name} is told otherwise"
 
 
+@pytest.mark.long
 def test_figures_are_those_of_models_with_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert [found for name in SOME if (found := differs(name, 1))] == []

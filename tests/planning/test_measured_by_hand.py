@@ -108,6 +108,7 @@ def test_rounds_that_connect_count_for_nothing(clock: Clock) -> None:
     assert rounds.usual() == (2.0, 0.5)
 
 
+@pytest.mark.processes
 def test_ranks_have_their_clients_but_for_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def forked(ranks: int, call: partial[Any]) -> list[dict[str, Any]]:
         return [{"ranks": ranks, "clients": call.args[1]}]
@@ -131,6 +132,7 @@ def test_a_light_rank_takes_its_place_from_its_launcher(monkeypatch: pytest.Monk
     assert found.value.args[0] == {"num_ranks": 3, "rank": 1}
 
 
+@pytest.mark.processes
 def test_light_rounds_are_measured_by_few_and_by_many(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,6 +198,7 @@ def test_cores_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatc
         assert cores() == expected
 
 
+@pytest.mark.processes
 def test_what_light_ranks_print_is_read_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [{"rank": 1, "round": [1.0, 1.0]}]
 

@@ -206,6 +206,7 @@ def test_what_comes_before_a_step_is_timed_apart_from_it(tmp_path: Path, monkeyp
     assert found.step_s > 0 and found.start_s > 0.04
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_bench_measures_what_a_dry_run_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, of = tmp_path / "c.json", ["--config", "smoke/fedavg"]
@@ -240,6 +241,7 @@ def test_options_of_a_cluster_go_together(options: tuple[str, ...], capsys: pyte
     assert "--nodes" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_bench_says_what_is_wrong_with_a_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(["--set", "rouds=2"]) == 2
     assert "did you mean" in capsys.readouterr().err

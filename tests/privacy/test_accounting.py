@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("exact_accounts")
 DELTA = 1e-5
 
 
+@pytest.mark.long
 def test_epsilon_of_every_round_of_a_schedule() -> None:
     """dp-accounting's own PLD accountant, q 0.1, z 1; RDP gives 7.9039 for the last."""
     account = Accountant(0.1, 1.0, DELTA)
@@ -27,6 +28,7 @@ def test_epsilon_of_every_round_of_a_schedule() -> None:
     assert account.releases_within(1.0, 100) == 0 and account.releases_within(8.0, 100) == 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rate", "z", "rounds", "expected"), [(1.0, 1.0, 1, 4.3772), (0.2, 0.8, 60, 16.6293)])
 def test_epsilon_of_other_schedules(rate: float, z: float, rounds: int, expected: float) -> None:
     """The first is the analytic Gaussian mechanism (4.377178)."""
@@ -38,6 +40,7 @@ def test_many_releases_are_rounded_up_and_not_down() -> None:
     assert account.epsilon(1025) == account.epsilon(1028) > account.epsilon(1024)
 
 
+@pytest.mark.long
 def test_the_least_noise_for_an_epsilon() -> None:
     z = least_noise(2.0, 0.1, 100, DELTA)
     assert 2.24771 < z < 2.24773
@@ -71,6 +74,7 @@ def replaced(q: float, z: float, releases: int, delta: float) -> float:
     return above
 
 
+@pytest.mark.long
 def test_replacing_a_client_costs_more_than_leaving_it_out_and_at_most_both_steps_together() -> None:
     """The figures of docs/privacy.md: a pair of neighbours from below, (2 ε, (1 + e^ε) δ) from above."""
     assert replaced(1.0, 1.0, 1, DELTA) == pytest.approx(Accountant(1.0, 0.5, DELTA).epsilon(1), abs=1e-3)

@@ -40,6 +40,7 @@ def test_an_account_counts_releases_by_their_draw_of_the_cohort() -> None:
     assert account.epsilon_of(ledger.spent) > 2 * account.epsilon(10)
 
 
+@pytest.mark.long
 def test_seven_attempts_have_seven_draws_of_the_cohort_and_seven_noises(tmp_path: Path) -> None:
     config = private(tmp_path, rounds=2, rate=0.5, task=replace(TASK, width=20))
     config = replace(config, checkpoint=replace(config.checkpoint, every=1, keep=3))

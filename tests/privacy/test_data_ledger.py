@@ -30,6 +30,8 @@ from fedtorch.setup.build import build
 from fedtorch.setup.mechanism import make_mechanism
 from fedtorch.setup.privacy_cost import cost_of
 
+pytestmark = pytest.mark.long
+
 TERMS = {"rate": 0.5, "clients": 20, "noise_multiplier": 3.0, "delta": 1e-3}
 DELTA = 1e-2
 

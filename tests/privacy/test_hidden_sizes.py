@@ -20,6 +20,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reveal", ["[scores]", "[scores, sizes]"])
 def test_clients_scores_bring_no_sizes_with_them(
     reveal: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -31,6 +31,8 @@ from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report
 from fedtorch.privacy.client_level import ClientLevel
 
+pytestmark = pytest.mark.long
+
 TOY = Quadratic(clients={f"c{i}": (1.0, 3.0 * i - 6, 3 + i) for i in range(5)}, start=(0.3, -0.7), noise=0.5,
                 head=(0.1, 0.2, -0.4), double=False)  # fmt: skip
 FACTORS = Regression({f"c{i}": (1.0 + i, (-1.0) ** i, 5 + i) for i in range(5)})

@@ -198,11 +198,13 @@ def _check(mounts: str, place: Path) -> None:
     assert left <= of_data <= left + 1  # the data's line comes first
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kilobytes", [16, 20, 64])
 def test_on_a_full_tmpfs_every_release_has_its_line(kilobytes: int, tmp_path: Path) -> None:
     _check(f"mount -t tmpfs -o size={kilobytes}k tmpfs {tmp_path}", tmp_path)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("block", [1024, 4096])
 def test_on_a_full_ext4_every_release_has_its_line(block: int, tmp_path: Path) -> None:
     if shutil.which("mkfs.ext4") is None or os.geteuid():
@@ -245,6 +247,7 @@ except OSError:
 """
 
 
+@pytest.mark.processes
 def test_vectors_and_indices_on_a_full_disk_are_not_cut_short_in_silence(tmp_path: Path) -> None:
     mounts = f"mount -t tmpfs -o size=8k tmpfs {tmp_path}"
     if shutil.which("unshare") is None or _inside(mounts, "true").returncode:

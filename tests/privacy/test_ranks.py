@@ -90,6 +90,7 @@ def as_rank(config: str, *words: str) -> dict[str, Any]:
     return {"heard": sorted(heard), "asked": sorted(asked)}
 
 
+@pytest.mark.processes
 def test_three_ranks_give_the_same_bits_and_learn_of_their_own_clients_alone(
     tmp_path: Path, undisturbed: Ended
 ) -> None:
@@ -102,6 +103,7 @@ def test_three_ranks_give_the_same_bits_and_learn_of_their_own_clients_alone(
     assert [{"abcd"[place] for place in each} for each in heard[1:]] == [set(rank["asked"]) for rank in told[1:]]
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_exact_noise_has_the_bits_of_one_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     promise = {"privacy": "{kind: client, clip: 0.3, noise_multiplier: 1.0, delta: 0.1, noise: discrete}"}
@@ -114,6 +116,7 @@ def test_exact_noise_has_the_bits_of_one_process_too(tmp_path: Path, monkeypatch
     assert "discrete" in json.loads((alone.folder / "results.json").read_text())["privacy"]["noise"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("victim", [pytest.param(0, id="server"), pytest.param(2, id="worker", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "phase", [*(pytest.param(p, marks=pytest.mark.slow) for p in PHASES if p != "checkpoint"), "checkpoint"]
@@ -142,6 +145,7 @@ def exits(config: Path, *words: str, faults: str = "", size: int = 3) -> list[in
     return [outcome.exit_code for outcome in outcomes]
 
 
+@pytest.mark.processes
 def test_the_end_of_the_budget_is_code_10_on_all_ranks_and_the_run_goes_on_with_a_larger_one(
     tmp_path: Path, undisturbed: Ended
 ) -> None:
@@ -154,6 +158,7 @@ def test_the_end_of_the_budget_is_code_10_on_all_ranks_and_the_run_goes_on_with_
     assert same(Ended(run), undisturbed)
 
 
+@pytest.mark.processes
 def test_a_round_done_again_that_would_pass_the_budget_is_code_10_on_all_ranks(
     tmp_path: Path, undisturbed: Ended
 ) -> None:
@@ -172,6 +177,7 @@ def test_a_round_done_again_that_would_pass_the_budget_is_code_10_on_all_ranks(
 SECURE = "{kind: client, clip: 0.3, noise_multiplier: 1.0, delta: 0.1, secure_sum: {threshold: 0.7}}"
 
 
+@pytest.mark.processes
 def test_with_a_secure_sum_each_attempt_at_a_round_opens_a_sum_of_its_own(tmp_path: Path, undisturbed: Ended) -> None:
     """Killed between release and checkpoint; the same rate gives the same sum then, another one the next attempt."""
     config, run = private_toy(tmp_path, undisturbed.folder, privacy=SECURE), tmp_path / "run"
@@ -201,6 +207,7 @@ def as_mortal(config: str, victim: str, *words: str) -> None:
     as_command(config, *words)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("victim", "on_loss"),
     [("0", "restart"), ("2", "continue"), pytest.param("2", "restart", marks=pytest.mark.slow)],
@@ -261,6 +268,7 @@ def test_no_file_but_the_key_has_the_key_and_none_says_who_took_part(tmp_path: P
     )
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_the_loss_of_a_worker_is_accounted_for_as_what_was_released(tmp_path: Path, undisturbed: Ended) -> None:
     clients = "{sampling: poisson, rate: 0.6, on_loss: continue}"

@@ -26,6 +26,8 @@ from fedtorch.report.command_line import main as report
 from fedtorch.tracking.mlflow import MLflow
 from fedtorch.tracking.plugin import RunStart
 
+pytestmark = pytest.mark.long
+
 ROUNDS, CLIENTS = 256, 20
 LIMIT = 4 / ROUNDS**0.5
 PRIVACY = "{kind: client, clip: 0.5, noise_multiplier: 1.0, delta: 1.0e-3}"

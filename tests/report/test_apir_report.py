@@ -41,6 +41,7 @@ def changed(**values: float) -> dict[str, dict[str, float]]:
     return {"client1": {"a/acc": values["a"], "b/f1": values["b"]}, "client2": {"a/acc": values["c"]}}
 
 
+@pytest.mark.long
 def test_rows_stand_beside_the_papers_and_undefined_rates_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

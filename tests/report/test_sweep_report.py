@@ -262,6 +262,7 @@ document.title = JSON.stringify({
 </script>"""
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
 @pytest.mark.parametrize("width", [390, 1280])
 def test_a_browser_shows_the_page_and_sorts_its_tables(sweep: Path, tmp_path: Path, width: int) -> None:

@@ -273,6 +273,7 @@ def greedy(plan: AsyncPlan, ranks: int) -> float:
     return total / (ranks * ticks)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("buffer", SPECIFIED)
 def test_how_busy_ranks_are(buffer: int) -> None:
     """No rank idles though a job is ready, for any of 20 seeds; the specification's seed is one like them."""

@@ -73,6 +73,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "arrivals.jsonl").read_text().splitlines()[1:]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [
@@ -359,6 +360,7 @@ def test_a_signal_stops_it_and_it_goes_on(tmp_path: Path) -> None:
     assert make_runner(config_of(tmp_path / "again", replay_of(tmp_path / "real"))).run().digest == whole.digest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("after", "back"), [(6, 99), (12, 99), (6, 0), (11, 0)])
 def test_what_clients_did_that_seemed_to_be_lost_does_not_count(after: int, back: int, tmp_path: Path) -> None:
     """Who is in the open buffer, and who trains next; all are back at once, or when the next round begins."""

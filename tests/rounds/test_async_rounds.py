@@ -205,6 +205,7 @@ def run_case(name: str, folder: Path | str, **changes: Any) -> Runner:
     return make_runner(make_config(Path(folder), TASK, algorithm, **settings))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in ("stateful", "fedasync", "twice") else pytest.mark.slow) for n in CASES]
 )
@@ -222,6 +223,7 @@ def test_ready_jobs_in_any_order_give_the_same_bits(name: str, tmp_path: Path, m
         assert run_case(name, tmp_path / str(seed)).run().digest == usual
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "at"),
     [
@@ -333,6 +335,7 @@ def watch_files(runner: Runner) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_old_versions_go_to_files_beyond_the_memory(tmp_path: Path) -> None:
     wide = replace(TASK, width=6000)
     changes = {"asynchrony": replace(ASYNC, buffer=1), "rounds": 5}

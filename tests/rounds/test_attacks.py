@@ -131,6 +131,7 @@ def on_a_rank(folder: str) -> list[str]:
         return run_attacks(folder, comm)
 
 
+@pytest.mark.processes
 def test_attacks_have_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
     alone = run_attacks(str(tmp_path / "1"))
     assert len({*alone, make_runner(config(tmp_path, clients=ClientsConfig(per_round=4), rounds=3)).run().digest}) == 4

@@ -25,6 +25,8 @@ from fedtorch.trust.members import read_members
 
 pytest.importorskip("cryptography")
 
+pytestmark = pytest.mark.processes
+
 PARTIES = {0: "hub", 1: "a", 2: "b", 3: "c"}
 CLIENTS = {name: (1.0, float(place), 4) for place, name in enumerate("abc")}
 SYSTEM = SystemConfig(placement="pinned", pinned_to="rank", pinned={"a": 1, "b": 2, "c": 3})

@@ -135,6 +135,7 @@ def drawn_by_rank(folder: str) -> None:
         make_runner(config_of(Path(folder), OfTheRank), comm).run()
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_ranks_that_come_apart_in_a_later_round_end_with_a_reason(tmp_path: Path) -> None:
     server, *workers = expect_exit(drawn_by_rank, 3, str(tmp_path))

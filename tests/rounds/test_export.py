@@ -183,6 +183,7 @@ def export_on_ranks(folder: str, names: list[str]) -> dict[str, list[str]]:
     return written
 
 
+@pytest.mark.processes
 def test_each_worker_writes_its_own_clients_and_the_server_what_all_share(tmp_path: Path) -> None:
     names = ["private", "own best", "ditto", "fedavg"]
     server, *workers = run_ranks(export_on_ranks, 3, str(tmp_path / "many"), names)

@@ -101,6 +101,7 @@ def as_rank(folder: str, clients: ClientsConfig, slow: tuple[str, ...]) -> tuple
         return runner.run().digest, late
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "clients",
     [ClientsConfig(per_round=3, extra=3), pytest.param(ClientsConfig(deadline=0.4), marks=pytest.mark.slow)],

@@ -102,12 +102,14 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     return fedtorch.run("smoke/fedavg", settings(folder)), folder
 
 
+@pytest.mark.long
 def test_a_job_with_scores_on_the_way_ends_as_without(plain: tuple[Result, Path], tmp_path: Path) -> None:
     whole = fedtorch.run("smoke/fedavg", settings(tmp_path / "whole"))
     assert whole.digest == plain[0].digest
     assert evaluated(plain[1]) == evaluated(tmp_path / "whole")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("owner", "method"), [(Evaluation, "finish"), (Evaluation, "_keep_best"), (Runner, "_step")], ids=str
 )

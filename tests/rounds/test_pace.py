@@ -105,6 +105,7 @@ def placed_on_a_rank(folder: str) -> tuple[str, list[dict[str, int]]]:
         return placed(folder, comm)
 
 
+@pytest.mark.processes
 def test_clients_that_take_long_have_different_workers_from_the_second_round(tmp_path: Path) -> None:
     alone, _ = placed(str(tmp_path / "alone"))
     (digest, first), *others = run_ranks(placed_on_a_rank, 3, str(tmp_path))

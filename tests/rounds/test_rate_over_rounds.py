@@ -98,6 +98,7 @@ CASES: dict[str, tuple[Algorithm, ClientConfig, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_has_the_bits_of_one_whose_rates_are_set_by_hand(name: str, tmp_path: Path) -> None:
     algorithm, client, changes = CASES[name]

@@ -21,6 +21,7 @@ def late(folder: Path) -> dict[int, set[str]]:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("clients", "asleep"),
     [

@@ -76,6 +76,7 @@ def on_a_rank(folder: str) -> dict[str, list[float]]:
         return run_rules(Path(folder), comm)
 
 
+@pytest.mark.processes
 def test_runs_over_ranks_have_the_bits_of_one_process(tmp_path: Path) -> None:
     assert run_ranks(on_a_rank, 3, str(tmp_path / "many"))[0] == run_rules(tmp_path / "one")
 

@@ -207,6 +207,7 @@ class Died(Exception):
     """As a process does: nothing is saved."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dies", "goes_on"), [(3, None), (8, 6), (12, 11)])
 @pytest.mark.parametrize("algorithm", [FedAvg(), Ditto(lam=0.5)], ids=["fedavg", "ditto"])
 def test_a_run_that_dies_between_checkpoints_comes_to_the_same_bits(

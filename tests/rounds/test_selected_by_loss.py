@@ -47,6 +47,7 @@ def test_a_text_generator_of_random_weights_is_selected_by_loss_and_a_pretrained
     assert load(given).task.chooses_by() == "exact_match"
 
 
+@pytest.mark.long
 def test_the_line_and_the_records_say_whose_weights_were_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +61,7 @@ def test_the_line_and_the_records_say_whose_weights_were_scored(
     assert (final["round"], final["weights_of"]) == (2, 1)
 
 
+@pytest.mark.long
 def test_where_clients_choose_for_themselves_the_records_say_which_round_each_has_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

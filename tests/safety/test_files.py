@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ranks import run_ranks
 
 from fedtorch.algorithms.fedavg import FedAvg
@@ -54,6 +55,7 @@ def as_rank(config: str, data: str, *words: str) -> tuple[list[str], list[str]]:
     return sorted(written), sorted(path for path in read if path.startswith(data) and "tokenizer" not in path)
 
 
+@pytest.mark.processes
 def test_a_run_writes_below_its_folder_only_and_the_server_opens_no_clients_file(
     tmp_path: Path, tiny_data: Path
 ) -> None:

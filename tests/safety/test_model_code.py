@@ -83,6 +83,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_refuses_a_folder_with_code_and_asks_nobody(

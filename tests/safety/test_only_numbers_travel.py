@@ -156,6 +156,8 @@ from fedtorch.algorithms.fedavg import FedAvg  # noqa: E402
 from fedtorch.core.update import Report  # noqa: E402
 from fedtorch.train.job import ClientJob  # noqa: E402
 
+pytestmark = pytest.mark.processes
+
 
 @dataclass(frozen=True)
 class Careless(FedAvg):

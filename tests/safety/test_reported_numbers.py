@@ -263,6 +263,7 @@ def as_ranks(folder: str) -> list[str]:
     return found
 
 
+@pytest.mark.processes
 def test_a_lie_is_found_on_any_number_of_ranks_with_the_same_bits(tmp_path: Path) -> None:
     alone = [
         runner_for(tmp_path / f"alone{place}", algorithm, Liar(lie, spoil)).run().digest

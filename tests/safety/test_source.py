@@ -54,6 +54,7 @@ def _calls(node: ast.Call) -> Iterator[str]:
             yield f"{keyword.arg}={value.value}"
 
 
+@pytest.mark.long
 def test_no_file_can_run_what_came_as_data() -> None:
     assert offenders(FILES, lambda path: findings(tree(path))) == {}
 
@@ -107,6 +108,7 @@ def loads(source: ast.Module) -> Iterator[ast.AST]:
             yield from (alias for alias in node.names if alias.name == "pipeline")
 
 
+@pytest.mark.long
 def test_models_and_tokenizers_are_loaded_by_one_function() -> None:
     found = offenders(FILES, lambda path: loads(tree(path)))
     assert {name.rpartition("/")[2] for name in found} == {ONE_WAY, COPIED}

@@ -35,6 +35,7 @@ def masked(threshold: float = 1.0, colluders: int = 1) -> dict[str, Any]:
     return {"clip": 1.0, "secure_sum": {"threshold": threshold}, "colluders": colluders}
 
 
+@pytest.mark.long
 def test_shares_of_noise_need_silos_that_keep_theirs(tmp_path: Path) -> None:
     check_plan(plan(tmp_path, stats={"privacy": SHARED}, privacy=masked()), (counting.SUBJECT,))
     with pytest.raises(ConfigError, match="colluders is 3 but a sum is opened with 3 parts.*colluders to 2 or less"):

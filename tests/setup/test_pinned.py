@@ -61,6 +61,7 @@ def digest(run: Path) -> str:
     return found
 
 
+@pytest.mark.processes
 def test_separate_disks_give_the_bits_of_one_folder(disks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_ranks(as_rank, 3, str(disks), str(write_config(disks, "apart")), NODES) == [0, 0, 0]
     monkeypatch.chdir(disks / "all")
@@ -71,6 +72,7 @@ def test_separate_disks_give_the_bits_of_one_folder(disks: Path, monkeypatch: py
     assert {name: row["scores"] for name, row in scores[0].items()} == {n: r["scores"] for n, r in scores[1].items()}
 
 
+@pytest.mark.processes
 def test_a_client_without_files_where_it_is_pinned_is_named_on_every_rank(disks: Path) -> None:
     config = write_config(disks, "wrong", pinned={"north": 2, "south": 2, "west": 2})
     assert [o.result for o in expect_exit(as_rank, 3, str(disks), str(config), NODES)] == [3, 3, 3]
@@ -79,12 +81,14 @@ def test_a_client_without_files_where_it_is_pinned_is_named_on_every_rank(disks:
     assert all("cannot be read where they are pinned to: `north` (rank 2)" in log for log in logs[:2])
 
 
+@pytest.mark.processes
 def test_a_client_that_has_no_place_is_an_error(disks: Path) -> None:
     config = write_config(disks, "short", pinned={"north": 1, "south": 2})
     assert [o.result for o in expect_exit(as_rank, 3, str(disks), str(config), NODES)] == [3, 3, 3]
     assert "has a client `west`, which system.pinned gives no place" in (disks / "short/log.rank2.txt").read_text()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("pinned", "message"),
     [
@@ -119,6 +123,7 @@ def test_placement_and_pins_go_together() -> None:
         SystemConfig(pinned={"a": 1})
 
 
+@pytest.mark.processes
 def test_what_the_server_alone_cannot_read_ends_all_ranks_with_its_code(disks: Path) -> None:
     """The others are built already, and would take it for lost."""
     (disks / "server" / "data" / "tokenizer" / "tokenizer.json").write_text("{")

@@ -76,6 +76,7 @@ def results(run: Path) -> tuple[str, dict[str, Any]]:
     return found["digest"], {name: row["scores"] for name, row in found["clients"].items()}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "task",
     [
@@ -113,6 +114,7 @@ def test_what_needs_all_rows_in_one_place_is_refused_before_the_ranks_meet(
     assert message in capsys.readouterr().err + (disks / "refused" / "log.rank0.txt").read_text()
 
 
+@pytest.mark.processes
 def test_a_client_that_is_held_out_has_a_place(disks: Path) -> None:
     splits = TASK["data"]["splits"] | {"held_out": ["wst"]}
     config = write_config(disks, "typo", with_data(splits=splits))
@@ -120,6 +122,7 @@ def test_a_client_that_is_held_out_has_a_place(disks: Path) -> None:
     assert "task.data.splits.held_out names 'wst', who is no client" in (disks / "typo/log.rank0.txt").read_text()
 
 
+@pytest.mark.processes
 def test_another_tokenizer_on_one_disk_is_noticed(disks: Path) -> None:
     shutil.rmtree(disks / "two" / "words")
     train_subwords(["something else"] * 9, disks / "two" / "words", size=270)
@@ -128,6 +131,7 @@ def test_another_tokenizer_on_one_disk_is_noticed(disks: Path) -> None:
     assert "vocabulary" in (disks / "other" / "log.rank0.txt").read_text()
 
 
+@pytest.mark.processes
 def test_a_client_whose_rows_are_elsewhere_is_named(disks: Path) -> None:
     write_rows(disks / "one" / "rows.jsonl", [row | {"home": "nrth"} for row in ROWS["one"]])
     assert [o.result for o in expect_exit(as_rank, 3, str(disks), write_config(disks, "lost"))] == [3, 3, 3]

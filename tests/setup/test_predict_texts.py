@@ -104,6 +104,7 @@ def test_generated_texts_have_the_score_that_was_measured() -> None:
     assert 0 < hits / len(gold) == results["averages"]["exact_match"]["micro"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [PROMPTS, CHATS], ids=["prompts", "messages"])
 def test_continuations_and_perplexity_are_those_that_were_measured(rows: list[dict[str, Any]]) -> None:
     Path("chat.jinja").write_text(TEMPLATE)

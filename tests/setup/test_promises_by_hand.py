@@ -45,6 +45,7 @@ def test_the_noise_for_an_epsilon_is_the_least_for_all_rounds(tmp_path: Path, mo
     assert noise_of(Plan.of(private(tmp_path), 1)) == 1.0 and len(asked) == 2
 
 
+@pytest.mark.long
 def test_epsilon_is_told_at_round_numbers_up_to_the_last_round(tmp_path: Path) -> None:
     for rounds, told in ((60, [1, 2, 5, 10, 20, 50, 60]), (2, [1, 2]), (0, [1])):
         said = describe_private(Plan.of(private(tmp_path, rounds=rounds), 1))

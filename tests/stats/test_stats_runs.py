@@ -86,6 +86,7 @@ def exact(here: Path) -> Stats:
     return counted(prepare(here, stats={"min_count": 1}))
 
 
+@pytest.mark.long
 def test_without_noise_every_number_is_that_of_the_pooled_rows(exact: Stats, here: Path) -> None:
     rows = [json.loads(line) for line in (here / "rows.jsonl").read_text().splitlines()]
     labels, words = exact.table("labels"), exact.table("words")
@@ -236,6 +237,7 @@ def test_other_tasks_and_columns_that_are_not_there_are_refused(here: Path) -> N
         yaml_config.load(here / "count.yaml").task.folder  # noqa: B018
 
 
+@pytest.mark.processes
 def test_a_config_that_counts_is_the_same_once_more(here: Path) -> None:
     prepare(here, stats={"privacy": {"epsilon": 8.0}})
     once = yaml_config.load(here / "count.yaml")

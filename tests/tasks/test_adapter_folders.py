@@ -90,6 +90,7 @@ def logits(model: Any) -> torch.Tensor:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_base", [True, False], ids=["folder", "random"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_and_peft_find_base_and_adapter(

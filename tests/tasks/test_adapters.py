@@ -35,6 +35,8 @@ from fedtorch.setup.build import build
 from fedtorch.tasks.own import OwnTask
 from fedtorch.tracking.tracker import Tracker
 
+pytestmark = pytest.mark.long
+
 LORA = {"kind": "lora", "r": 2, "alpha": 8, "dropout": 0.1}
 ONE = ClientRule(iid=1)
 

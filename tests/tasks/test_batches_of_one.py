@@ -95,6 +95,7 @@ def test_texts_from_texts(model: dict[str, Any], side: str) -> None:
     assert task.predict(net, examples, len(examples)) == task.predict(net, examples, 1)
 
 
+@pytest.mark.long
 @either_side
 @each_of(GPT2, LLAMA, QWEN)
 def test_continued_texts(model: dict[str, Any], side: str) -> None:

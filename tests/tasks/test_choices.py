@@ -79,6 +79,7 @@ def test_accuracy_counts_rows_and_chooses_the_best_round(tmp_path: Path) -> None
     assert sum(found["accuracy"][0] for found in result.scores.values()) == 15
 
 
+@pytest.mark.long
 def test_init_and_check_know_the_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = write("texts.jsonl", tmp_path / "rows.yaml")
     assert "column `choices` holds answers to choose `completion` from" in told

@@ -24,6 +24,8 @@ from fedtorch.setup.plan import Plan
 from fedtorch.tracking.run_folder import read_run
 from fedtorch.tracking.summary import show_results
 
+pytestmark = pytest.mark.long
+
 MINE = """
 import math
 
@@ -149,6 +151,7 @@ def train_in(folder: str, path: str) -> int:
     return main(["--config", path, "--resume", "never"])
 
 
+@pytest.mark.processes
 def test_three_ranks_measure_the_same_bits() -> None:
     metrics = ["macro_f1", "micro_f1", "mine:Recall", "mine:wrong", "mine:Error"]
     alone = run(metrics, "alone")

@@ -17,6 +17,8 @@ from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.core.seeds import generator_for, seed_for
 from fedtorch.main import main
 
+pytestmark = pytest.mark.long
+
 GPT2 = {"random": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 48}
 GPT2 |= {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 T5 = {"random": "t5", "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}

@@ -506,6 +506,7 @@ def settings(folder: Path) -> list[str]:
     return [f"run.dir={folder / 'it'}", "rounds=1", "track.tensorboard=false", "client.epochs=1"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["dpo", "kto"])
 def test_from_a_file_to_likelihoods_of_new_rows(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, made = ("pairs.jsonl", "dpo") if kind == "dpo" else ("verdicts.jsonl", "kto")

@@ -23,6 +23,8 @@ from fedtorch.tasks.base import Merged
 from fedtorch.tasks.qa import QA, QAEsim, QARe2
 from fedtorch.tasks.qa_examples import Labelled, Triple
 
+pytestmark = pytest.mark.long
+
 TINY = BertEncoder(hidden=8, layers=1, heads=2, ffn=16, positions=64)
 
 

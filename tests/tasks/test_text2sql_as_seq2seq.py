@@ -50,6 +50,7 @@ def ran(config: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_the_default_job_as_seq2seq_has_its_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     default = to_dict(load(DEFAULT))

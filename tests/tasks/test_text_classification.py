@@ -25,6 +25,8 @@ from fedtorch.main import main
 from fedtorch.tasks.text_classification import Example, TextClassification
 from fedtorch.text.byte_bpe import train_subwords
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -330,6 +332,7 @@ print(sum(label == row["label"] for label, row in zip(found, rows)) / len(rows))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "kind", ["bert", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gpt2", "llama", "t5", "bart"))]
 )

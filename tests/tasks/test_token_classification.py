@@ -30,6 +30,8 @@ from fedtorch.tracking.run_folder import read_run
 from fedtorch.tracking.settings import TrackConfig
 from fedtorch.tracking.tracker import Tracker
 
+pytestmark = pytest.mark.long
+
 TAGGERS = [kind for kind in ARCHITECTURES if kind != "bart"]  # transformers has no head for it
 
 
@@ -322,6 +324,7 @@ print(f1_score(true, found))
 """
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_plain_transformers_evaluates_the_saved_model_alike(kind: str, tmp_path: Path) -> None:

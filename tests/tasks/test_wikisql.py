@@ -187,6 +187,7 @@ def run_groups(names: tuple[str, ...], task: WikiSQL, folder: str) -> dict[str, 
         return {name: run_group(name, task, folder, comm) for name in names}
 
 
+@pytest.mark.processes
 def test_all_groups_give_the_same_bits_on_three_ranks_and_differ_from_each_other(task: WikiSQL, tmp_path: Path) -> None:
     alone = {name: run_group(name, task, str(tmp_path / "alone")) for name in GROUPS}
     assert len({digest for digest, _ in alone.values()}) == len(GROUPS)
@@ -201,6 +202,7 @@ def changed_parts(runner: Any, before: torch.Tensor, after: torch.Tensor) -> set
     return {name.partition(".")[0] for name in layout.names if not torch.equal(old[name], new[name])}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
@@ -232,6 +234,7 @@ class Overheard(FedParsing):
         return super().weigh(reports)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("teacher", [Teacher(), Teacher(update="frozen", scope="full"), Teacher(update="copy")])
 @pytest.mark.parametrize(("width", "rows"), [(16, 3), (18, 1)])
 def test_without_any_dropout_the_loss_is_exactly_0_in_every_round_and_each_says_so(

@@ -140,6 +140,7 @@ def test_nul_in_a_name_is_an_error_of_the_config(name: str) -> None:
         load_tokenizer_as("any", name, str, key="task.tokenizer")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["pipeline", "AutoModel", "Trainer", "__name__", {"a": 1}, ["x"] * 2, 3])
 def test_a_class_that_is_no_model_of_transformers_is_refused(name: Any, tmp_path: Path) -> None:
     saved(tmp_path)

@@ -56,6 +56,7 @@ TASKS: dict[str, tuple[Callable[[str], Any], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(
     "name", ["no-such-model", "./models/bart-base", "models/of/mine", "./model", "/no/such/folder", "a\0b", "x" * 5000]

@@ -160,6 +160,7 @@ def test_nested_keys_become_flat() -> None:
 TOLD = f"{__name__}:Told"
 
 
+@pytest.mark.long
 def test_old_configs_have_tensorboard_and_a_switch_for_it(tmp_path: Path) -> None:
     assert [type(tracker) for tracker in make_trackers(load(None))] == [TensorBoard]
     assert make_trackers(load(None, ["track.tensorboard=false"])) == []
@@ -194,6 +195,7 @@ def test_mlflow_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytes
         load(None, ["run.trackers=[mlflow]"])
 
 
+@pytest.mark.long
 def test_the_tracker_of_the_page_writes_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs" / "examples"))
     monkeypatch.chdir(tmp_path)

@@ -81,6 +81,7 @@ def gradients(kind: str, precision: str = "fp32", **how: bool) -> tuple[list[Ten
     return [p.grad for p in engine.trained if p.grad is not None], kept.bytes, torch.rand(1).item()  # type: ignore[return-value]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("adapted", [False, True], ids=["whole", "adapter"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -175,6 +176,7 @@ def planned_and_real(monkeypatch: pytest.MonkeyPatch, again: bool) -> tuple[int,
     return told, kept.bytes, describe(built, num_ranks=1)
 
 
+@pytest.mark.long
 def test_the_dry_run_tells_their_bytes_without_computing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDTORCH_TESTING", "1")
@@ -216,6 +218,7 @@ def test_the_dry_run_says_where_it_cannot_tell(tmp_path: Path, monkeypatch: pyte
     assert "activations: not known, as the task looks at numbers" in describe(built, num_ranks=1)
 
 
+@pytest.mark.long
 def test_a_run_ends_with_the_same_digest(tmp_path: Path) -> None:
     smoke = CONFIGS / "smoke" / "fedavg.yaml"
     settings = [f"engine.activation_checkpointing={again}" for again in ("false", "true")]
@@ -241,6 +244,7 @@ def on_a_device() -> dict[str, list[bool]]:
     return found
 
 
+@pytest.mark.processes
 def test_a_device_has_the_same_gradients() -> None:
     """Llama's norm is made of other operations there than on the CPU, whether activations are kept or not."""
     (found,) = run_ranks(on_a_device, 1)

@@ -123,6 +123,7 @@ def test_flash_attention_needs_a_gpu_16_bits_and_its_package(tmp_path: Path, mon
     flash_attention_has_what_it_needs(plan_of(tmp_path))
 
 
+@pytest.mark.long
 def test_a_run_is_the_same_whether_its_kernel_was_named_or_not(tmp_path: Path) -> None:
     smoke = CONFIGS / "smoke" / "gpt_local.yaml"
     digests = {c: run_config(smoke, tmp_path, f"engine.attention={c}")["digest"] for c in ("auto", "sdpa", "eager")}

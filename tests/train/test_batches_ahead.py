@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from pretended_device import install, used
 from ranks import run_ranks
@@ -77,6 +78,7 @@ def on_a_device() -> Any:
         return {kind: waits(kind, device) for kind in KINDS}
 
 
+@pytest.mark.processes
 def test_nothing_waits_between_a_steps_last_forward_pass_and_the_next_batches() -> None:
     """So the next batches are collated while the device goes back and steps; it is asked for the losses at the end.
 

@@ -26,6 +26,8 @@ from fedtorch.setup import engine as building
 from fedtorch.tasks.base import Scores, Task
 from fedtorch.train.zero import BUCKET
 
+pytestmark = pytest.mark.processes
+
 WIDTH, LAYERS = 1000, 25
 LAYER = 4 * WIDTH * WIDTH
 WHOLE = LAYERS * LAYER
@@ -120,7 +122,6 @@ def begun(config: Config) -> int:
     return watched.most
 
 
-@pytest.mark.processes
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "engine", [EngineConfig(kind="fsdp"), EngineConfig(kind="deepspeed", stage=3)], ids=["fsdp", "zero3"]
@@ -151,7 +152,6 @@ def trained(config: Config, draws: bool) -> tuple[str, list[bool]]:
         return digest_of({"weights": runner.context.vectors.weights}), bare
 
 
-@pytest.mark.processes
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("stage", [0, 1, 3], ids=["fsdp", "zero1", "zero3"])
 def test_weights_that_the_server_sends_give_the_bits_of_those_that_every_rank_draws(stage: int, tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import LossCurve, Step, train
 
+pytestmark = pytest.mark.long
+
 
 def two_clients(engine: Engine, hp: ClientConfig = ADAMW, rounds: int = 2) -> tuple[Tensor, list[float]]:
     """FedAvg by hand over two clients that take turns in one engine; the last weights and all losses."""

@@ -53,6 +53,7 @@ def as_rank(folder: str, configs: list[Config]) -> list[Outcome]:
         return [result(config, comm) for config in configs]
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("stage", [pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 1, 2)] + [3, "fsdp"])
 def test_a_worker_of_two_ranks_equals_one_plain_process(stage: int | str, tmp_path: Path, monkeypatch: Any) -> None:
@@ -67,6 +68,7 @@ def test_a_worker_of_two_ranks_equals_one_plain_process(stage: int | str, tmp_pa
         agree(one, other)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
 def test_what_is_written_has_whole_factors(stage: int, tmp_path: Path, monkeypatch: Any) -> None:

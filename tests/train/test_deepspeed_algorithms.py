@@ -193,6 +193,7 @@ def equal_one_process(
             reported_alike(name, one, other, crosses="kv_bytes" in other and workers[0] == 2)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_a_teacher_in_stage_3_equals_that_of_the_plain_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -205,6 +206,7 @@ def test_a_teacher_in_stage_3_equals_that_of_the_plain_engine(tmp_path: Path, mo
         reported_alike("parsing", one, other, crosses=False)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_teacher_and_a_pair_of_ranks_in_stage_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +214,7 @@ def test_a_teacher_and_a_pair_of_ranks_in_stage_3(tmp_path: Path, monkeypatch: p
     equal_one_process(["parsing", "through_again"], 3, tmp_path)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stage", [1, 2, 3, "fsdp"])
@@ -222,6 +225,7 @@ def test_every_row_of_every_kind(kind: str, stage: int | str, tmp_path: Path, mo
     equal_one_process([name for name in CASES if name.startswith((kind, *also))], stage, tmp_path)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stage", [1, 2, 3, "fsdp"])
@@ -232,6 +236,7 @@ def test_every_row_of_fedassistant_on_two_pairs_of_ranks(
     equal_one_process([*ALL_ROWS, *DIALOGS], stage, tmp_path, workers=(2, 2))
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("stage", [1, 3, "fsdp"])

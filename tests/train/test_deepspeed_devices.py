@@ -17,6 +17,8 @@ from fedtorch.core.errors import PreflightError
 from fedtorch.train.split_engine import check_worker
 from fedtorch.train.zero import Harmless, import_deepspeed
 
+pytestmark = pytest.mark.long
+
 GPU = torch.device("cuda", 1)
 
 

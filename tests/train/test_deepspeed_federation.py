@@ -32,6 +32,7 @@ def as_rank(config: Config) -> Outcome:
         return result(config, comm)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(("ranks", "sizes"), [(5, 2), (4, (2, 1))], ids=["two-and-two", "two-and-one"])
@@ -45,6 +46,7 @@ def test_workers_of_two_ranks_with_different_steps_equal_one_process(
     agree(run_ranks(as_rank, ranks, config, timeout=240)[0], expected)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(280)
 def test_fedavg_on_a_server_and_two_workers_equals_one_plain_process(tmp_path: Path, tiny_data: Path) -> None:
     expected = result(federation(str(tmp_path / "one"), str(tiny_data)))
@@ -52,6 +54,7 @@ def test_fedavg_on_a_server_and_two_workers_equals_one_plain_process(tmp_path: P
     agree(run_ranks(as_rank, 3, config, timeout=240)[0], expected)
 
 
+@pytest.mark.long
 def test_one_process_under_stage_3_evaluates_resumes_and_saves_the_whole_model(tmp_path: Path, tiny_data: Path) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY.replace("DIR", str(tmp_path / "run")).replace("DATA", str(tiny_data)))
@@ -111,12 +114,14 @@ def unlucky(folder: Path, data: Path, stage: int) -> Config:
     return replace(config, task=Unlucky(**vars(config.task)))
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(280)
 def test_a_forward_pass_that_fails_on_one_rank_is_the_clients_failure_on_both(tmp_path: Path, tiny_data: Path) -> None:
     server, *_ = run_ranks(statuses, 3, unlucky(tmp_path, tiny_data, 2), timeout=240)
     assert len(server) == 6 and sum(status.startswith("failed:") for status in server) == 1
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_a_worker_of_which_one_rank_is_out_of_memory_tries_again_together(tmp_path: Path, tiny_data: Path) -> None:
@@ -126,6 +131,7 @@ def test_a_worker_of_which_one_rank_is_out_of_memory_tries_again_together(tmp_pa
     agree((weights, losses), result(federation(str(tmp_path / "one"), str(tiny_data))))
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_one_that_fails_among_gathered_parameters_ends_the_run(tmp_path: Path, tiny_data: Path) -> None:
@@ -162,6 +168,7 @@ def alone(config: Config, lost: dict[str, int]) -> Outcome:
     return runner.context.vectors.weights.tolist(), {name: pairs["loss"][0] for name, pairs in scores.items()}
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("size", "each", "codes"), [(3, 1, [0, 0, -9]), (5, 2, [0, None, -9, 0, 0])])

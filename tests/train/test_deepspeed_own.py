@@ -49,6 +49,7 @@ def as_rank(folder: str, configs: list[Config]) -> list[Outcome]:
         return [result(config, comm) for config in configs]
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(
     "stage",

@@ -35,6 +35,8 @@ from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 ADAMW = ClientConfig(optimizer="adamw", lr=1e-3, weight_decay=0.1, no_decay=("*ln_*",), max_grad_norm=0.5)
 
@@ -136,6 +138,7 @@ def one_worker(which: list[int]) -> list[Any]:
         return [*results, *(one_pair(stage, worker) for stage in which if stage < 4)]
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("is_short", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_step_shared_by_two_ranks_is_that_of_one(is_short: bool) -> None:

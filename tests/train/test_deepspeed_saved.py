@@ -32,6 +32,7 @@ def counted(config: Config) -> tuple[str, int]:
         return make_runner(config, comm).run().digest, taken
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_worker_of_two_ranks_goes_on_within_a_round(stage: int, tmp_path: Path, tiny_data: Path) -> None:

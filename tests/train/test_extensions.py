@@ -23,6 +23,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.processes
 def test_only_locks_without_a_living_builder_are_stale(tmp_path: Path) -> None:
     for name in ("py311_cpu/deepspeed_shm_comm", "utils"):
         (tmp_path / name).mkdir(parents=True)

@@ -25,6 +25,8 @@ from fedtorch.train.engine import Engine
 from fedtorch.train.fsdp import FsdpEngine
 from tests.train.test_fsdp_ranks import CASES
 
+pytestmark = pytest.mark.processes
+
 SMOKE_OF = {path.stem: path for path in SMOKE}
 SPLIT = ("engine.kind=fsdp", "system.ranks_per_worker=2", "client.accumulation=2", "task.output_max_length=3")
 NAMES = [name for name in CASES if name not in ("bf16", "fp16")]
@@ -60,7 +62,6 @@ def one_worker(size: int, names: Sequence[str], is_there: bool) -> dict[str, Any
     return found
 
 
-@pytest.mark.processes
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("names", [SHOWN, pytest.param(NAMES, marks=pytest.mark.slow)], ids=["shown", "all"])
 def test_two_devices_that_share_a_model_have_the_bits_of_two_ranks_on_the_cpu(names: Sequence[str]) -> None:
@@ -80,7 +81,6 @@ def whole_run(folder: str, is_there: bool) -> str:
     return str(results["digest"])
 
 
-@pytest.mark.processes
 @pytest.mark.timeout(280)
 def test_a_run_whose_worker_is_two_devices_has_the_digest_of_the_cpu(tmp_path: Path) -> None:
     there, on_cpu = (run_ranks(whole_run, 3, str(tmp_path), is_there, timeout=250) for is_there in (True, False))

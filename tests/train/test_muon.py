@@ -136,6 +136,7 @@ def on_ranks(folder: str) -> str:
         return digest(folder, comm)
 
 
+@pytest.mark.processes
 def test_the_same_bits_on_three_ranks(tmp_path: Path) -> None:
     assert run_ranks(on_ranks, 3, str(tmp_path / "ranks"))[0] == digest(str(tmp_path / "one"))
 

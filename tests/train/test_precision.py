@@ -354,6 +354,7 @@ def test_the_settings_of_the_plain_engine() -> None:
         EngineConfig(precision="bf16", stage=2)
 
 
+@pytest.mark.long
 def test_tf32_is_fp32_on_a_cpu_and_says_so(tmp_path: Path) -> None:
     runs = {p: run_config(SMOKE[0], tmp_path, f"engine.precision={p}", f"run.name={p}") for p in ("fp32", "tf32")}
     assert runs["fp32"]["digest"] == runs["tf32"]["digest"]

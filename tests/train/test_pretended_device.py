@@ -35,6 +35,8 @@ from fedtorch.tracking.tracker import Tracker
 from fedtorch.train import engine, pinned_copy
 from fedtorch.train.zero import Objective
 
+pytestmark = pytest.mark.processes
+
 TASK = Quadratic({"a": (1.0, 2.0, 7), "b": (0.5, -1.0, 5)}, start=(0, 1, 2), noise=0.3, dropout=0.2, double=False)
 HP = ClientConfig(optimizer="adamw", lr=0.1, batch_size=2, max_grad_norm=0.5, weight_decay=0.01)
 PLAIN = ClientConfig(optimizer="sgd", lr=0.1, batch_size=2)

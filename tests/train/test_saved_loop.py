@@ -93,6 +93,7 @@ def same_bits(make: Callable[[], Engine], hp: ClientConfig) -> None:
         assert SavedLoop(again, loss, hp, held, COUNT).fault(moment) == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hp", HP.values(), ids=HP)
 @pytest.mark.parametrize("model", [partial(t5, 0.2), partial(gpt2, 0.2)], ids=["t5", "gpt2"])
 def test_the_plain_engine(model: Any, hp: ClientConfig) -> None:
@@ -122,6 +123,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("zero", [Zero(0), Zero(1), Zero(2), Zero(3), *MIXED], ids=label)
 @pytest.mark.parametrize("name", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_deepspeed(zero: Zero, name: str) -> None:

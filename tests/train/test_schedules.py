@@ -87,6 +87,7 @@ def test_what_is_left_of_a_rate_above_its_floor_is_the_share_without_one(client:
     assert plain[10:] == [0.0] * 3 and floored[10:] == pytest.approx([0.2] * 3, abs=1e-15)
 
 
+@pytest.mark.processes
 def test_a_run_imports_neither_peft_nor_deepspeed_where_they_are_installed(tmp_path: Path) -> None:
     code = """
 import sys, torch

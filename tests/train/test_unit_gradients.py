@@ -79,6 +79,7 @@ def gradients(engine: Engine, task: Any, how: str, units: Sequence[Any], physica
     return flat
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("padding", [0, 7])
 @pytest.mark.parametrize("kind", KINDS)
 def test_vmap_has_the_gradients_of_one_after_the_other(kind: str, padding: int) -> None:

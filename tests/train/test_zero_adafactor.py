@@ -26,6 +26,8 @@ from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
 from fedtorch.train.zero_adafactor import Piece, SlicedAdafactor
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 SHAPES = [(5, 7), (3,), (2, 3, 4), (1, 6), (4, 1), (11,)]
 SETTINGS: list[dict[str, Any]] = [
@@ -160,6 +162,7 @@ STAGES = [EngineConfig(kind="deepspeed", stage=stage) for stage in (1, 2, 3)]
 STAGES += [EngineConfig(kind="deepspeed", stage=3, offload_optimizer=True)]
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(280)
 def test_two_rounds_of_two_clients_equal_plain_adafactor_at_every_stage() -> None:
     engine = Engine(t5(), Partition(), CPU)

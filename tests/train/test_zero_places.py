@@ -19,6 +19,8 @@ from fedtorch.train.deepspeed import DeepSpeedEngine
 from fedtorch.train.engine import Engine
 from fedtorch.train.loop import Step, train
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 TORCHS_LINEAR = functional.linear
 

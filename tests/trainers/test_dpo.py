@@ -67,6 +67,7 @@ def by_script(model: Any, ref_model: Any, rows: Any, tokenizer: Any, seed: int, 
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", [GPT2, LORA], ids=["whole", "lora"])
 def test_the_reference_is_the_start_model_in_the_second_round_too(tmp_path: Path, model: Any) -> None:
     runner = runner_of(tmp_path, DPO, task=task_of(tmp_path, model=model))

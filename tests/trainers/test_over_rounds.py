@@ -107,6 +107,7 @@ def test_a_client_that_is_drawn_more_often_than_expected_trains_on(tmp_path: Pat
     assert sum(steps) == 9 * 4 and max(steps) > 3 * 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("per_round", ["all", 1])
 def test_one_training_over_rounds_is_the_same_when_it_is_interrupted(tmp_path: Path, per_round: Any) -> None:
     trainer = TrainerConfig("transformers", {**ARGS, "lr_scheduler_type": "cosine"})

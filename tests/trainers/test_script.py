@@ -99,6 +99,7 @@ def test_outside_of_a_run_the_calls_do_nothing(folder: Path) -> None:
     assert fl.rows("rows.jsonl")[0] == answers()[0]
 
 
+@pytest.mark.long
 def test_the_command_trains_every_client_on_its_own_rows(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script(folder)
     assert main(["run", "--script", "train.py", "--set", "rounds=2"]) == 0

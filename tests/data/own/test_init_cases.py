@@ -79,6 +79,7 @@ def at(tree: Any, path: str) -> Any:
     return tree
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_proposed_fits_the_data_and_passes_the_check(
     name: str, models: Path, capsys: pytest.CaptureFixture[str]
@@ -109,6 +110,7 @@ def train_a_round(name: str, models: Path) -> None:
     assert json.loads(Path("runs/data/results.json").read_text())["averages"] is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TRIED)
 def test_what_is_proposed_trains(name: str, models: Path) -> None:
     train_a_round(name, models)

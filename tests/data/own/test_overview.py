@@ -78,6 +78,7 @@ def test_the_most_frequent_labels_are_named_first_and_five_at_most() -> None:
     assert _labels(["a" * 30], {"a" * 30: 1}, "dev") == f"{'a' * 20} (1 of dev)"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("clients", "labels"),
     [(1, 0), (3, 2), (410, 45)],

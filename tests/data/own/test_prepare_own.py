@@ -280,6 +280,7 @@ for source in sys.argv[1:]:
 """
 
 
+@pytest.mark.processes
 def test_nothing_goes_below_the_home_folder_and_nobody_is_asked(tmp_path: Path) -> None:
     """A Parquet file, of which `datasets` makes a copy, and a saved data set, where the hub is not switched off."""
     from datasets import Dataset
@@ -301,6 +302,7 @@ def test_shares_that_leave_nothing_to_train_on_are_refused() -> None:
         SplitRule(0.5, 0.5)
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_length_of_rows(tmp_path: Path) -> None:
     """120 rows of 80 kB, 10 MB in all, dealt to 20 clients."""
     with Path("rows.jsonl").open("w") as file:

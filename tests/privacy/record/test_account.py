@@ -46,6 +46,7 @@ def test_epsilon_of_epochs(
     assert terms.epsilon(epochs) == pytest.approx(epsilon, abs=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("units", "batch", "epochs", "delta", "found"),
     [
@@ -70,6 +71,7 @@ def test_the_least_noise_for_an_epsilon(
         noise_for(1e-5, silo="a", units=2, batch=2, steps=1, delta=1e-12)
 
 
+@pytest.mark.long
 def test_a_person_in_two_silos_has_both_losses() -> None:
     assert epsilon_of([A.part(320), B.part(160)], 1e-4) == pytest.approx(4.7143, abs=1e-3)
     assert epsilon_of([A.part(0)], 1e-4) == 0.0

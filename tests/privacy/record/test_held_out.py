@@ -137,6 +137,7 @@ def test_other_weights_rows_or_bases_have_other_noise_on_the_same_sum() -> None:
 # --- runs
 
 
+@pytest.mark.long
 def test_a_run_tells_noised_scores_over_declared_numbers(tmp_path: Path, capsys: Any) -> None:
     path = configured(tmp_path)
     assert main(["--config", str(path), "--dry-run"]) == 0
@@ -163,6 +164,7 @@ def test_a_run_tells_noised_scores_over_declared_numbers(tmp_path: Path, capsys:
     assert rounds[0]["privacy/epsilon/bank"] == epsilon_of([(0.5, 1.0, 2), (1.0, 2.0, 1)], 0.01)
 
 
+@pytest.mark.long
 def test_card_report_and_data_check_say_it(tmp_path: Path, capsys: Any) -> None:
     path = configured(tmp_path)
     assert main(["--config", str(path)]) == 0
@@ -189,6 +191,7 @@ def test_rows_are_trained_on_or_scored(tmp_path: Path, capsys: Any) -> None:
     assert "the larger epsilon is in the table; a silo's ledger adds both up" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 def test_the_same_again_on_any_ranks_has_the_same_scores_and_is_no_release(tmp_path: Path) -> None:
     path = configured(tmp_path)
     assert main(["--config", str(path)]) == 0
@@ -267,6 +270,7 @@ def test_what_cannot_be_counted_is_refused(old: str, new: str, words: str, tmp_p
     assert not (tmp_path / "silos").exists()
 
 
+@pytest.mark.long
 def test_a_split_in_a_file_of_its_own_says_whose_its_rows_are_or_belongs_to_nobody(tmp_path: Path) -> None:
     path = configured(tmp_path, scores="eval: {noise_multiplier: 2, units: {bank: {dev: 3}}}")
     rows = [json.loads(line) for line in (tmp_path / "rows" / "text_classification.jsonl").read_text().splitlines()]

@@ -87,6 +87,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_broken_promise_is_noticed(name: str, tmp_path: Path) -> None:

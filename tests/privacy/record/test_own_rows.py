@@ -35,6 +35,7 @@ def results(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_task_of_own_rows_trains_with_persons_for_units(kind: str, tmp_path: Path, caplog: Any) -> None:
     assert main(["--config", str(config(tmp_path, kind))]) == 0
@@ -56,6 +57,7 @@ def test_rows_that_are_compared_with_each_other_are_refused(tmp_path: Path) -> N
         fedtorch.run(path, {"system.oom_retry": False, "privacy.units": {"bank": 4, "clinic": 4, "shop": 4}})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["vmap", "loop"])
 def test_both_ways_to_the_gradients_come_to_nearly_the_same(way: str, tmp_path: Path) -> None:
     digests = []
@@ -67,6 +69,7 @@ def test_both_ways_to_the_gradients_come_to_nearly_the_same(way: str, tmp_path: 
     assert (digests[0] == digests[1]) == (way == "vmap")
 
 
+@pytest.mark.long
 def test_an_adapter_and_a_head_train(tmp_path: Path) -> None:
     path = config(tmp_path)
     path.write_text(path.read_text().replace(BERT, BERT[:-1] + ", adapter: {kind: lora, r: 2, dropout: 0.1}}"))
@@ -74,6 +77,7 @@ def test_an_adapter_and_a_head_train(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "model" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -97,6 +101,7 @@ def test_rules_for_adapters_train_along_noised_steps(algorithm: str, tmp_path: P
     assert all(len(Silo.open(tmp_path / "silos" / silo, "").trainings()) == 2 for silo in SILOS)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.slow)])
 def test_any_ranks_give_the_bits_of_one_process(ranks: int, tmp_path: Path) -> None:
     path = config(tmp_path)
@@ -160,6 +165,7 @@ def test_python_says_the_cost_of_other_promises(tmp_path: Path) -> None:
     assert 0.1 < epsilon < 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

@@ -33,6 +33,7 @@ def entries_of(path: str, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.processes
 def test_ranks_know_of_each_other_what_is_declared_and_train_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def same(config: Path, other: Path) -> bool:
     return essence(config) == essence(other) and all(results(config)[k] == results(other)[k] for k in keys)
 
 
+@pytest.mark.processes
 def test_three_ranks_give_the_bits_of_one_process(undisturbed: Path, tmp_path: Path) -> None:
     config = with_keys(config_for(tmp_path), undisturbed.parent)
     run_ranks(as_rank, 3, ["--config", str(config)], timeout=120)
@@ -94,6 +95,7 @@ def test_what_results_say(undisturbed: Path) -> None:
     assert results(undisturbed)["clients"] == {}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("victim", [pytest.param(1, id="worker"), pytest.param(0, id="server", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "phase", [*(pytest.param(p, marks=pytest.mark.slow) for p in PHASES if p != "payload"), "payload"]
@@ -163,6 +165,7 @@ def test_a_silo_whose_budget_is_used_up_rests_and_the_others_go_on(tmp_path: Pat
     assert again == [(4 / 9, 1.0, 3)]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_run_ends_with_10_where_too_few_silos_may_go_on_and_goes_on_with_a_larger_budget(
     ranks: int, tmp_path: Path
@@ -180,6 +183,7 @@ def test_a_run_ends_with_10_where_too_few_silos_may_go_on_and_goes_on_with_a_lar
     assert {name: len(each) for name, each in lines(config).items()} == dict.fromkeys(UNITS, 3)
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_a_round_that_is_done_again_at_the_end_of_a_budget_is_paid_once(tmp_path: Path) -> None:
     """A kill after the line of the last round that fits: the same round is no second one."""
@@ -317,6 +321,7 @@ def test_without_noise_and_with_every_unit_in_the_batch_it_is_plain_training(
     assert found["private"].tolist() == pytest.approx(found["plain"].tolist(), abs=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("algorithm", "client"),
     [
@@ -343,6 +348,7 @@ def messages(how: str, exchange: str) -> str:
     return f"{{name: fedassistant, {how}, exchange: {exchange}}}"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("how", "client"),
     [
@@ -418,6 +424,7 @@ def long_rounds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return config
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("step", "phase"),
     [
@@ -543,6 +550,7 @@ def test_a_save_has_nothing_of_the_rows_that_did_not_go_through_the_noise(
         assert {name.split("/")[0] for name in numbers} <= {"optimizer", "step"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["{name: ditto, weights: equal, form: simplified}", "{name: scaffold}"])
 def test_of_two_trainings_in_a_round_and_of_hooks_each_goes_on(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

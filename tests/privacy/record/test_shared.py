@@ -77,6 +77,7 @@ def seen(config: str, folder: str, quiet: bool) -> None:
     as_rank(["--config", config])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("quiet", [True, False], ids=["no noise", "noise"])
 def test_the_server_gets_the_sum_of_all_parts_to_the_bit_over_public_numbers(quiet: bool, tmp_path: Path) -> None:
     config = config_for(tmp_path)
@@ -149,6 +150,7 @@ def with_keys(config: Path, like: Path) -> Path:
 PLACES = (("train", 2), ("aggregate", 0), ("sum_reveal", 3), ("checkpoint", 0))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("phase", "victim"), [("payload", 1), *(pytest.param(*place, marks=pytest.mark.slow) for place in PLACES)]
 )

@@ -28,6 +28,7 @@ def job(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_what_is_promised_is_run_reported_and_audited_and_half_the_noise_is_noticed(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,8 @@ from fedtorch.train.job import ClientJob
 
 pytest.importorskip("cryptography")
 
+pytestmark = pytest.mark.processes
+
 CLIENTS = {f"c{i}": (0.3 + 0.4 * i, (-1.0) ** i * (1 + i), 5 + 7 * i) for i in range(7)}
 TASK = Quadratic(clients=CLIENTS, start=tuple(0.1 * i for i in range(50)), noise=0.7, double=False)
 SIZE, ROUND = 5, 1
