@@ -36,7 +36,7 @@ class Limits:
     steps_with_optimizer: bool = True
     """does `server_update` take a step of `server.optimizer`, whose buffers a checkpoint must then have?"""
     steps_each_number: bool = False
-    """does an own `server_update` make each number of weights and state of those of the same place alone?"""
+    """does an own `server_update` make each number of vectors and state of those of the same place alone?"""
     reads_initial: bool = True
     """may clients ask for w^0 (`ClientJob.initial`)? Where not, no rank keeps it"""
     reads_num_rounds: bool = False

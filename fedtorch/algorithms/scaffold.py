@@ -46,7 +46,7 @@ class Scaffold(FedAvg):
     def limits(self) -> Limits:
         """With option I gradients are taken outside a step: DeepSpeed has none, and nobody takes fp16's scale out."""
         steps = not overrides(type(self), "server_update", Scaffold)
-        usual = replace(super().limits, steps_with_optimizer=steps)
+        usual = replace(super().limits, steps_with_optimizer=steps, steps_each_number=steps)
         if self.option == "II":
             return replace(usual, why_not_record="" if self.trains_as(Scaffold) else None)
         why_not = "with option I takes a gradient over all its data, which belongs to no step"

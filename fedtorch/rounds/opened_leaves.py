@@ -7,7 +7,7 @@ paths to the roots; a silo has the weights before. Tag and step of a leaf are th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,8 +71,8 @@ class OpenedSteps(CheckedSteps):
         self._send(opening.data)
 
     def _opening(self, record: Signed, asked: Sequence[int]) -> _Opening:
-        size, itemsize = len(self.context.vectors.flat), self.context.vectors.flat.itemsize
-        return _Opening(self.chain.record.about, record.about, asked, size, itemsize)
+        flat, vectors = self.context.vectors.flat, self.context.algorithm.exchanged_vectors
+        return _Opening(self.chain.record.about, record.about, asked, vectors, len(flat), flat.itemsize)
 
     def _send(self, data: npt.NDArray[np.uint8]) -> None:
         vector, context = torch.from_numpy(data), self.context
@@ -88,35 +88,63 @@ def _places(message: Packet, count: int) -> list[int]:
 
 @dataclass
 class _Opening:
-    """Leaves that are shown, in one vector of bytes whose length both sides know before."""
+    """Leaves that are shown, in one vector of bytes whose length both sides know before.
+
+    Of several vectors that are exchanged end to end, the step of one number may need those of its place in all of them.
+    """
 
     before: Mapping[str, Any]
     """What the record says from which the round began."""
     after: Mapping[str, Any]
     """What the round's record says."""
     asked: Sequence[int]
-    """The leaves, ascending."""
+    """The leaves of the exchanged vectors, ascending."""
+    vectors: Sequence[str]
+    """Names of these vectors."""
     size: int
-    """Numbers of the weights."""
+    """Numbers of all of them."""
     itemsize: int
     """Bytes of one of them."""
 
     def __post_init__(self) -> None:
-        self.count = -(-self.size // LEAF)
+        self.each, self.count = self.size // len(self.vectors), _leaves_of(self.size)
         self.names = sorted(self.before["state"]["tensors"])
         self.left = sorted(self.after["state"]["tensors"])
+        stretches = [(start, stop) for leaf in self.asked for _, start, stop in self._in_vectors(leaf)]
+        self.states = _Some(stretches, self.each)
+        """leaves of each vector alone, of whose numbers the step is taken"""
+        self.sums = _Some(self._places(), self.size)
+        """leaves of the sum that it needs"""
         self.data = np.zeros(sum(map(len, self._parts(None))), np.uint8)
 
+    def _in_vectors(self, leaf: int) -> Iterator[tuple[str, int, int]]:
+        """(vector, start, stop) of the numbers of a leaf of all vectors, in each vector alone."""
+        start, stop = leaf * LEAF, min((leaf + 1) * LEAF, self.size)
+        while start < stop:
+            vector, place = divmod(start, self.each)
+            end = min(stop, (vector + 1) * self.each)
+            yield self.vectors[vector], place, place + end - start
+            start = end
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        """(start, stop) of each stretch of numbers of which the step is taken, vector by vector."""
+        for first in range(0, self.size, self.each):
+            for start, stop in self.states.stretches:
+                yield first + start, first + stop
+
     def _parts(self, data: npt.NDArray[np.uint8] | None) -> Iterator[npt.NDArray[np.uint8]]:
-        """The parts in order: of each leaf its sum, tag, state, and paths (sum, state before, after, weights after)."""
+        """The parts in order, each before its path: sums with tags; states before, with paths after; weights' paths."""
+        lengths = list[int]()
+        for leaf, (start, stop) in zip(self.sums.leaves, self.sums.stretches, strict=True):
+            lengths += [8 * (stop - start), 8, _NODE * path_length(leaf, self.count)]
+        for leaf, (start, stop) in zip(self.states.leaves, self.states.stretches, strict=True):
+            nodes = _NODE * path_length(leaf, _leaves_of(self.each))
+            lengths += [*[self.itemsize * (stop - start), nodes] * len(self.names), *[nodes] * len(self.left)]
+        lengths += [_NODE * path_length(leaf, self.count) for leaf in self.asked]
         at = 0
-        for leaf in self.asked:
-            numbers = min(LEAF, self.size - leaf * LEAF)
-            nodes = _NODE * path_length(leaf, self.count)
-            paths = 1 + len(self.names) + len(self.left) + 1
-            for length in [8 * numbers, 8, *[self.itemsize * numbers] * len(self.names), *[nodes] * paths]:
-                yield np.empty(length, np.uint8) if data is None else data[at : at + length]
-                at += length
+        for length in lengths:
+            yield np.empty(length, np.uint8) if data is None else data[at : at + length]
+            at += length
 
     def fill(
         self,
@@ -125,22 +153,20 @@ class _Opening:
         tensors: Mapping[str, Tensor],
         weights: Sequence[Sequence[bytes]],
     ) -> None:
-        """On the server. tensors: of the state before the step. weights: the tree over those after it."""
+        """On the server. tensors: of the state before the step. weights: the tree over the vectors after it."""
         assert exchanged.total is not None and exchanged.tags is not None
-        server = steps.context.server.tensors
-        trees = [exchanged.tree]
-        trees += [levels(vector_leaves(tensors[name])) for name in self.names]
-        trees += [levels(vector_leaves(server[name])) for name in self.left]
-        trees += [weights]
-        parts = self._parts(self.data)
-        for leaf in self.asked:
-            part = slice(leaf * LEAF, (leaf + 1) * LEAF)
-            whole = [exchanged.total[part], exchanged.tags[leaf : leaf + 1]]
-            shown = [values.view(np.uint8) for values in whole]
-            shown += [tensors[name][part].contiguous().view(torch.uint8).numpy() for name in self.names]
-            shown += [np.frombuffer(b"".join(path(tree, leaf)), np.uint8) for tree in trees]
-            for values in shown:
-                next(parts)[:] = values
+        before = {name: levels(vector_leaves(tensors[name])) for name in self.names}
+        after = [levels(vector_leaves(steps.context.server.tensors[name])) for name in self.left]
+        shown = list[npt.NDArray[Any]]()
+        for leaf, (start, stop) in zip(self.sums.leaves, self.sums.stretches, strict=True):
+            shown += [exchanged.total[start:stop], exchanged.tags[leaf : leaf + 1], _path(exchanged.tree, leaf)]
+        for leaf, (start, stop) in zip(self.states.leaves, self.states.stretches, strict=True):
+            for name, tree in before.items():
+                shown += [tensors[name][start:stop].contiguous().view(torch.uint8).numpy(), _path(tree, leaf)]
+            shown += [_path(tree, leaf) for tree in after]
+        shown += [_path(weights, leaf) for leaf in self.asked]
+        for part, values in zip(self._parts(self.data), shown, strict=True):
+            part[:] = values.view(np.uint8)
 
     def check(self, steps: CheckedSteps) -> KeptLeaves:
         """On a silo; what of it is kept.
@@ -148,40 +174,35 @@ class _Opening:
         Raises:
             TrustError: a leaf is not the record's, its sum not that of the parts, or its step not the server's.
         """
-        parts, shown, along = self._parts(self.data), [], list[bytes]()
-        after = list[Sequence[Sequence[bytes]]]()
-        for leaf in self.asked:
-            total, tag = next(parts).view(np.int64), next(parts).view(np.uint64)
-            state = [next(parts) for _ in self.names]
-            paths = [_nodes(next(parts)) for _ in range(1 + len(self.names) + len(self.left) + 1)]
-            shown.append((total, tag, *state))
-            along += paths[0]
-            self._along(steps, leaf, total.view(np.uint8), paths[0], self.after["sum"], "sum")
-            for values, nodes, name in zip(state, paths[1:], self.names, strict=False):
-                self._along(steps, leaf, values, nodes, self.before["state"]["tensors"][name], name)
-            after.append(paths[1 + len(self.names) :])
-        totals, tags, *states = (np.concatenate(each) for each in zip(*shown, strict=True))
-        self._check_step(steps, totals, dict(zip(self.names, states, strict=True)), after)
-        steps.check_tags(self.after, totals, tags, self.asked)
-        return KeptLeaves(self.asked, totals, tags, np.frombuffer(b"".join(along), np.uint8))
+        parts, sums, paths = self._parts(self.data), [], list[npt.NDArray[np.uint8]]()
+        for leaf in self.sums.leaves:
+            sums.append((next(parts).view(np.int64), next(parts).view(np.uint64)))
+            paths.append(next(parts))
+            self._along(steps, leaf, self.count, sums[-1][0], paths[-1], self.after["sum"], "sum")
+        states: dict[str, list[npt.NDArray[np.uint8]]] = {name: [] for name in self.names}
+        after = list[npt.NDArray[np.uint8]]()
+        for leaf in self.states.leaves:
+            for name, found in states.items():
+                found.append(next(parts))
+                root = self.before["state"]["tensors"][name]
+                self._along(steps, leaf, _leaves_of(self.each), found[-1], next(parts), root, name)
+            after += [next(parts) for _ in self.left]
+        totals, tags = (np.concatenate(each) for each in zip(*sums, strict=True))
+        server = self._stepped(steps, totals, {name: np.concatenate(each) for name, each in states.items()})
+        self._check_step(steps, server, after, parts)
+        steps.check_tags(self.after, totals, tags, self.sums.leaves)
+        return KeptLeaves(self.sums.leaves, totals, tags, np.concatenate(paths))
 
-    def _check_step(
-        self,
-        steps: CheckedSteps,
-        totals: npt.NDArray[np.int64],
-        state: Mapping[str, npt.NDArray[np.uint8]],
-        paths: Sequence[Sequence[Sequence[bytes]]],
-    ) -> None:
-        """Take the step of these leaves, end to end. paths: of each leaf those of the state after it and the weights.
-
-        state: bytes of its vectors before, which may be overwritten.
-        """
+    def _stepped(
+        self, steps: CheckedSteps, totals: npt.NDArray[np.int64], state: Mapping[str, npt.NDArray[np.uint8]]
+    ) -> ServerState:
+        """The server after the step of these numbers. state: bytes of its vectors before, which may be overwritten."""
         context, flat = steps.context, steps.context.vectors.flat
         layout = context.server.layout
-        stretches = [(leaf * LEAF, (leaf + 1) * LEAF) for leaf in self.asked]
-        weights = torch.cat([flat[start:stop] for start, stop in stretches])
+        vectors = torch.cat([flat[start:stop] for start, stop in self._places()]).chunk(len(self.vectors))
+        tensors = {name: torch.from_numpy(each).view(flat.dtype) for name, each in state.items()}
         server = ServerState(
-            {WEIGHTS: weights, **{name: torch.from_numpy(each).view(flat.dtype) for name, each in state.items()}},
+            {**tensors, **dict(zip(self.vectors, vectors, strict=True))},
             {SERVER_STEPS: self.before["state"]["steps"]} if self.before["state"]["steps"] else {},
             num_clients=context.server.num_clients,
             accepted=[Report(client) for client in self.after["accepted"]],
@@ -189,35 +210,82 @@ class _Opening:
             round=context.round,
             num_rounds=context.server.num_rounds,
             run_seed=context.server.run_seed,
-            layout=None if layout is None else layout.within(stretches),
+            layout=None if layout is None else layout.within(self.states.stretches),
         )
-        context.algorithm.server_update(server, steps.step_of(self.after, totals))
+        found = steps.step_of(self.after, totals)
+        along = [part for start, stop in self._places() for part in self.sums.of(found, start, stop)]
+        context.algorithm.server_update(server, torch.cat(along))
+        return server
+
+    def _check_step(
+        self,
+        steps: CheckedSteps,
+        server: ServerState,
+        of_states: Sequence[npt.NDArray[np.uint8]],
+        of_vectors: Iterable[npt.NDArray[np.uint8]],
+    ) -> None:
+        """Is a server after the step of these numbers what the record says? of_states, of_vectors: paths, in order."""
         if server.numbers.get(SERVER_STEPS, 0) != self.after["state"]["steps"]:
             raise steps.wrong("the record counts other steps of the server's optimiser than there were")
-        roots = {**self.after["state"]["tensors"], WEIGHTS: self.after["next"]}
-        for place, name in enumerate([*self.left, WEIGHTS]):
-            stepped = server.tensors[name].view(torch.uint8).split(LEAF * self.itemsize)
-            for leaf, values, nodes in zip(self.asked, stepped, paths, strict=True):
-                self._along(steps, leaf, values.numpy(), nodes[place], roots[name], f"{name} after the step")
-        if unnamed := [name for name, tensor in server.tensors.items() if name not in roots and tensor.any()]:
+        roots, paths = self.after["state"]["tensors"], iter(of_states)
+        for leaf, (start, stop) in zip(self.states.leaves, self.states.stretches, strict=True):
+            for name in self.left:
+                (values,) = self.states.of(server.tensors[name], start, stop)
+                what = f"{name} after the step"
+                self._along(steps, leaf, _leaves_of(self.each), values.numpy(), next(paths), roots[name], what)
+        for leaf, nodes in zip(self.asked, of_vectors, strict=True):
+            stepped = [(server.tensors[name], start, stop) for name, start, stop in self._in_vectors(leaf)]
+            values = torch.cat([part for stretch in stepped for part in self.states.of(*stretch)])
+            what = f"{WEIGHTS} after the step"
+            self._along(steps, leaf, self.count, values.numpy(), nodes, self.after["next"], what)
+        known = {*roots, *self.vectors}
+        if unnamed := [name for name, tensor in server.tensors.items() if name not in known and tensor.any()]:
             raise steps.wrong(f"the record says nothing of `{unnamed[0]}`, which the step has changed")
 
     def _along(
         self,
         steps: CheckedSteps,
         leaf: int,
-        content: npt.NDArray[np.uint8],
-        nodes: Sequence[bytes],
+        count: int,
+        content: npt.NDArray[Any],
+        nodes: npt.NDArray[np.uint8],
         expected: str,
         what: str,
     ) -> None:
-        (found,) = leaves(content, len(content))
-        if root_along(found, leaf, self.count, nodes).hex() != expected:
+        (found,) = leaves(content.view(np.uint8), content.nbytes)
+        along = [nodes[at : at + _NODE].tobytes() for at in range(0, len(nodes), _NODE)]
+        if root_along(found, leaf, count, along).hex() != expected:
             raise steps.wrong(f"leaf {leaf} of the {what} is not that of the record")
 
 
-def _nodes(data: npt.NDArray[np.uint8]) -> list[bytes]:
-    return [data[at : at + _NODE].tobytes() for at in range(0, len(data), _NODE)]
+class _Some:
+    """Some leaves of a vector, whose numbers are laid end to end."""
+
+    def __init__(self, needed: Iterable[tuple[int, int]], size: int) -> None:
+        """needed: (start, stop) of stretches that they have in them. size: of the whole vector."""
+        self.leaves = sorted({leaf for stretch in needed for leaf in _touched(*stretch)})
+        self._at = {leaf: LEAF * number for number, leaf in enumerate(self.leaves)}
+        self.stretches = [(leaf * LEAF, min((leaf + 1) * LEAF, size)) for leaf in self.leaves]
+        """(start, stop) of each in the whole vector"""
+
+    def of(self, values: Tensor, start: int, stop: int) -> Iterator[Tensor]:
+        """Views of the numbers from `start` to `stop` of the whole vector. values: those of the leaves, end to end."""
+        for leaf in _touched(start, stop):
+            first, last = max(start, leaf * LEAF), min(stop, (leaf + 1) * LEAF)
+            yield values[self._at[leaf] + first - leaf * LEAF :][: last - first]
+
+
+def _touched(start: int, stop: int) -> range:
+    """Leaves that have numbers of this stretch."""
+    return range(start // LEAF, -(-stop // LEAF))
+
+
+def _leaves_of(size: int) -> int:
+    return -(-size // LEAF)
+
+
+def _path(tree: Sequence[Sequence[bytes]], leaf: int) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"".join(path(tree, leaf)), np.uint8)
 
 
 def steps_of(context: RoundContext) -> Steps:

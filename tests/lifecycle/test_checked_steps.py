@@ -76,10 +76,15 @@ def test_checks_change_no_bit(is_secret: bool, places: Path) -> None:
 STEPPED = {
     "adamw": {"server": {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1, "no_decay": ["*bias"]}},
     "feddyn": {"algorithm": {"name": "feddyn"}, "server": {"optimizer": "sgd", "lr": 0.5, "momentum": 0.5}},
+    "scaffold": {
+        "algorithm": {"name": "scaffold"},
+        "client": {"batch_size": 4, "optimizer": "sgd", "lr": 0.05},
+        "server": {"optimizer": "sgd", "lr": 0.5, "momentum": 0.5},
+    },
 }
 
 
-@pytest.mark.parametrize("name", ["adamw", pytest.param("feddyn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["adamw", pytest.param("feddyn", marks=pytest.mark.slow), "scaffold"])
 def test_a_share_of_the_leaves_is_stepped_as_the_whole(name: str, places: Path) -> None:
     digests = []
     for share in ("all", 0.3):
@@ -346,9 +351,10 @@ def test_a_silo_that_was_lost_comes_back_to_the_chain(places: Path) -> None:
     assert again.join(20)[0].result[0] == 0
 
 
-def shown_otherwise(opening: Any, part: int) -> None:
-    """One bit of a part of what is shown of the first leaf."""
-    list(opening._parts(opening.data))[part][0] ^= 1
+def shown_otherwise(opening: Any, part: int, after: str = "") -> None:
+    """One bit of a part of what is shown: of the sums' first leaf, the states' first one, or the path of a weight."""
+    at = 3 * len(opening.sums.leaves) if after == "sums" else 0
+    list(opening._parts(opening.data))[at + part][0] ^= 1
 
 
 def said_otherwise(opening: Any, **changes: Any) -> None:
@@ -363,11 +369,11 @@ def root_of_its_own(opening: Any, name: str) -> None:
 OPENED: dict[str, tuple[str, Callable[[Any], None]]] = {
     "a number of the sum": ("leaf 0 of the sum is not that of the record", lambda o: shown_otherwise(o, 0)),
     "a tag": ("the sum is not that of the parts: 1 of", lambda o: shown_otherwise(o, 1)),
-    "the state before": ("leaf 0 of the first_moment is not", lambda o: shown_otherwise(o, 2)),
-    "a path of the sum": ("leaf 0 of the sum is not", lambda o: shown_otherwise(o, 4)),
-    "a path of the state before": ("leaf 0 of the second_moment is not", lambda o: shown_otherwise(o, 6)),
-    "a path of the state after": ("first_moment after the step is not", lambda o: shown_otherwise(o, 7)),
-    "a path of the weights": ("weights after the step is not", lambda o: shown_otherwise(o, 9)),
+    "a path of the sum": ("leaf 0 of the sum is not", lambda o: shown_otherwise(o, 2)),
+    "the state before": ("leaf 0 of the first_moment is not", lambda o: shown_otherwise(o, 0, "sums")),
+    "a path of the state before": ("leaf 0 of the second_moment is not", lambda o: shown_otherwise(o, 3, "sums")),
+    "a path of the state after": ("first_moment after the step is not", lambda o: shown_otherwise(o, 4, "sums")),
+    "a path of the weights": ("weights after the step is not", lambda o: shown_otherwise(o, -1)),
     "other weights after the step": ("weights after the step is not", lambda o: said_otherwise(o, next="11" * 32)),
     "another state after the step": (
         "second_moment after the step is not",
@@ -401,8 +407,10 @@ def as_party_that_is_shown_something_else(places: str) -> tuple[int, str]:
     return as_party(places)
 
 
-def test_every_lie_of_an_opened_leaf_is_found(places: Path) -> None:
-    write_config(places, **checked(0.999), server={"optimizer": "adam", "lr": 0.1})
+@pytest.mark.parametrize("changes", [{}, pytest.param(STEPPED["scaffold"], marks=pytest.mark.slow)], ids=["one", "two"])
+def test_every_lie_of_an_opened_leaf_is_found(changes: dict[str, Any], places: Path) -> None:
+    common = {"server": {"optimizer": "adam", "lr": 0.1}, "run": {"dir": str(places / "run")}}  # of clients' states
+    write_config(places, **checked(0.999), **changes | common)
     ends_well(run_ranks(as_party_that_is_shown_something_else, len(PARTIES), str(places)))
     found = json.loads((places / "south" / "lies.1.json").read_text())
     for name, (said, _) in OPENED.items():

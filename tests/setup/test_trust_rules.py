@@ -148,9 +148,10 @@ def test_a_share_of_the_leaves_wants_steps_of_leaves() -> None:
 
     for optimizer in ("none", "sgd", "adam", "yogi", "adagrad", "adamw"):
         trust.a_leaf_can_be_stepped_alone(of(FedAvg(), optimizer))
-    trust.a_leaf_can_be_stepped_alone(of(Scaffold(), share="all"))
-    trust.a_leaf_can_be_stepped_alone(of(FedDyn()))
-    for algorithm in (Scaffold(), OwnStep()):
+    trust.a_leaf_can_be_stepped_alone(of(OwnStep(), share="all"))
+    for algorithm in (Scaffold(), FedDyn()):
+        trust.a_leaf_can_be_stepped_alone(of(algorithm))
+    for algorithm in (Own(), OwnStep()):
         with pytest.raises(ConfigError, match="whose step needs whole vectors; set trust.verify to all"):
             trust.a_leaf_can_be_stepped_alone(of(algorithm))
 

@@ -72,8 +72,7 @@ def a_leaf_can_be_stepped_alone(plan: Plan) -> None:
         return
     why = f"trust.verify is {config.trust.verify} but "
     name = config.algorithm_name or type(algorithm).__name__
-    is_own = overrides(type(algorithm), "server_update", Algorithm) and not algorithm.limits.steps_each_number
-    if is_own or algorithm.exchanged_vectors != ("weights",):
+    if overrides(type(algorithm), "server_update", Algorithm) and not algorithm.limits.steps_each_number:
         raise ConfigError(f"{why}algorithm.name is {name}, whose step needs whole vectors; set trust.verify to all")
 
 
