@@ -534,6 +534,27 @@ def test_a_gate_adds_the_noise_that_the_training_process_would_have_added(make: 
     assert Spent.of(tmp_path).updates("south", second["root"], 0) == 1
 
 
+def test_a_noise_that_is_chosen_among_many_counts_for_each(make: Make, tmp_path: Path) -> None:
+    """A training process asks again with another sum, to send whichever of the parts it likes; a start brings none."""
+    policy = {**UNSAFE, "limits": {"rounds": 3}}
+    gate = make(policy, noised(tmp_path))
+    gate.begin()
+    total = np.zeros(100)
+    for _ in range(3):  # after a restart the same training asks again, and gets the same
+        mine = total.copy()
+        gate.add_noise(STEP, mine, WHOLE)
+    gate.add_noise(STEP, total + 1, WHOLE)
+    gate = make(policy, noised(tmp_path))
+    gate.begin()
+    gate.add_noise(STEP, again := total.copy(), WHOLE)
+    assert np.array_equal(again, mine)
+    gate.add_noise(STEP, total + 2, WHOLE)
+    another = total + 3
+    with pytest.raises(PolicyError, match=r"limits.rounds: an update of a round that is too many"):
+        gate.add_noise(STEP, another, WHOLE)
+    assert np.array_equal(another, total + 3)  # nothing of the noise was shown
+
+
 def test_one_noise_is_never_on_two_sums(make: Make, tmp_path: Path) -> None:
     """Whatever the training process says which step it is: else the difference of the two parts would have none."""
     gate = make(UNSAFE, noised(tmp_path))

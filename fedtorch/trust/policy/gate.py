@@ -118,8 +118,6 @@ class Gate:
     """Of the last update."""
     passed: dict[str, Vector] = field(default_factory=dict)
     """Client -> its update of this round, as the gate has measured it."""
-    noised: dict[tuple[str, int], set[str]] = field(default_factory=dict)
-    """(client, round) -> roots of sums to which the gate has added its noise."""
     part: OutgoingPart | None = None
     """Is about to leave."""
     sent: str = ""
@@ -181,8 +179,8 @@ class Gate:
     def add_noise(self, step: Step, total: npt.NDArray[np.float64], blocks: Sequence[Block]) -> str:
         """Add the noise of a client's part, in place, to its sum of whole numbers; see `Silo.add_noise`.
 
-        From then on the gate lets out this part, or others that it has added noise to. blocks: of those that the run
-        has asked for; whatever is outside of them is 0, or public.
+        Only such parts leave; each counts as an update though it may not leave, or one could be chosen among many.
+        blocks: of those that the run has asked for; whatever is outside of them is 0, or public.
 
         Raises:
             PolicyError: it is no such sum. CheckpointError: the noise's key cannot be read.
@@ -197,13 +195,14 @@ class Gate:
         public = [block for block in asked if not block[2]]
         if not {*blocks} <= {*asked} - {*public} or not leaves_nothing_bare(total, blocks, public, 1 / unit):
             self._refuse("require.privacy", "numbers to which no noise would be added")
-        digest = Silo.open(Path(folder), "").add_noise(step, total, kind, blocks)
-        found = root((total * unit).view(np.uint8), LEAF * total.itemsize).hex()
-        self.noised = {place: roots for place, roots in self.noised.items() if place[1] >= step.round}
-        self.noised.setdefault((step.client, step.round), set()).add(found)
-        said = {"at": f"round {step.round}", "verdict": "allowed", "line": "require.privacy", "client": step.client}
+        noised = total.copy()  # not shown to the training process before it counts
+        digest = Silo.open(Path(folder), "").add_noise(step, noised, kind, blocks)
+        found = root((noised * unit).view(np.uint8), LEAF * total.itemsize).hex()
+        self._count(step.client, step.round, found)
         of_noise = {"noise": kind, "deviation": min(block[2] for block in blocks) * unit} if blocks else {}
+        said = {"at": f"round {step.round}", "verdict": "allowed", "line": "require.privacy", "client": step.client}
         self.decisions.add({**said, "noised": found, **of_noise})
+        total[:] = noised
         return digest
 
     def pass_update(self, client: str, round: int, vector: Vector) -> str:
@@ -222,13 +221,10 @@ class Gate:
             if not norm(vector) <= self.policy.require.clip * (1 + _SLACK):
                 self._refuse("require.clip", "an update that is longer than the clip")
         found = root(vector.view(np.uint8), LEAF * vector.itemsize).hex()
-        if self.asked.noise and found not in self.noised.get((client, round), ()):
+        if self.asked.noise and found not in self.spent.roots.get((client, round), ()):
             self._refuse("require.privacy", "a part to which the gate has not added its noise")
-        most = self.policy.limits.rounds
-        if most is not None and (round >= most or self.spent.updates(client, found, round) > most):
-            self._refuse("limits.rounds", "an update of a round that is too many")
+        self._count(client, round, found)
         self.passed[client], self.numbers = vector, len(vector)
-        self.spent.add(client, round, found)
         self._check_bytes()
         self._allow("may_leave.parameters", client=client, root=found)
         return found
@@ -365,14 +361,20 @@ class Gate:
                     self._refuse("may_leave.parameters", "an update of a parameter that no pattern allows")
                 at += count
 
+    def _count(self, client: str, round: int, found: str) -> None:
+        """An update of this root is about to leave, or to get its noise."""
+        most = self.policy.limits.rounds
+        if most is not None and (round >= most or self.spent.updates(client, found, round) > most):
+            self._refuse("limits.rounds", "an update of a round that is too many")
+        self.spent.add(client, round, found)
+
     def _check_bytes(self) -> None:
         """Bytes of the round: as one sum of whole numbers or as single updates, whichever is more, and the reports.
 
         Over all attempts at it; an update that is the same again tells nothing more.
         """
         most = self.policy.limits.bytes_per_round
-        single = sum(vector.nbytes for vector in self.passed.values())
-        whole = max(self.numbers * _WHOLE if self.passed else 0, single)
+        whole = max(self.numbers * _WHOLE if self.passed else 0, sum(each.nbytes for each in self.passed.values()))
         whole *= max(1, self.spent.times(self.round))
         if most is not None and whole + self.spent.reports.get(self.round, 0) > most:
             self._refuse("limits.bytes_per_round", "more bytes than a round may have")

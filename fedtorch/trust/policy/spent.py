@@ -18,7 +18,7 @@ class Spent:
     """Counts of one run."""
 
     roots: dict[tuple[str, int], set[str]] = field(default_factory=dict)
-    """(client, round) -> roots of its updates; one that is sent again is the same, and counts once."""
+    """(client, round) -> roots of its updates, of those that only got their noise too; the same one counts once."""
     reports: dict[int, int] = field(default_factory=dict)
     """Round -> bytes of reports."""
 
@@ -43,13 +43,13 @@ class Spent:
             self.roots.clear()
             self.reports.clear()
         elif word == "round" and line["verdict"] == "allowed":
-            if "root" in line:
-                self.add(str(line["client"]), int(number), str(line["root"]))
-            elif "sent" not in line and "noised" not in line:
+            if "root" in line or "noised" in line:
+                self.add(str(line["client"]), int(number), str(line.get("root", line.get("noised"))))
+            elif "sent" not in line:
                 self.report(int(number), int(line["bytes"]))
 
     def add(self, client: str, round: int, root: str) -> None:
-        """An update has left."""
+        """An update leaves, or has its noise."""
         self.roots.setdefault((client, round), set()).add(root)
 
     def report(self, round: int, num_bytes: int) -> None:
