@@ -231,13 +231,14 @@ class _Opening:
         for leaf, (start, stop) in zip(self.states.leaves, self.states.stretches, strict=True):
             for name in self.left:
                 (values,) = self.states.of(server.tensors[name], start, stop)
+                shown = values.view(torch.uint8).numpy()  # numpy has not all dtypes
                 what = f"{name} after the step"
-                self._along(steps, leaf, _leaves_of(self.each), values.numpy(), next(paths), roots[name], what)
+                self._along(steps, leaf, _leaves_of(self.each), shown, next(paths), roots[name], what)
         for leaf, nodes in zip(self.asked, of_vectors, strict=True):
             stepped = [(server.tensors[name], start, stop) for name, start, stop in self._in_vectors(leaf)]
             values = torch.cat([part for stretch in stepped for part in self.states.of(*stretch)])
             what = f"{WEIGHTS} after the step"
-            self._along(steps, leaf, self.count, values.numpy(), nodes, self.after["next"], what)
+            self._along(steps, leaf, self.count, values.view(torch.uint8).numpy(), nodes, self.after["next"], what)
         known = {*roots, *self.vectors}
         if unnamed := [name for name, tensor in server.tensors.items() if name not in known and tensor.any()]:
             raise steps.wrong(f"the record says nothing of `{unnamed[0]}`, which the step has changed")
