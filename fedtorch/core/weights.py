@@ -22,7 +22,8 @@ LINE = 64
 """Bytes. Where a vector of weights that a model is run with begins: at a multiple of this, as torch's own do on a CPU.
 
 A matrix product rounds in an order that depends on where its factors lie in such a line (*measured*, MKL 2024.2: bits
-of a product with few rows or columns change when a weight lies 4, 8 or 12 bytes further on).
+of a product with few rows or columns change when a weight lies 4, 8 or 12 bytes further on). Elsewhere lie an adapter's
+base, as in its files, whose digests ranks compare; a model that `predict` or `chat` loads; DeepSpeed's own buffers.
 """
 
 

@@ -5,7 +5,7 @@ numbers, so the bits are those of any other way. The steps of `aggregation` from
 where one is named:
 
     5. the ranks tell each other where their updates are and where each writes its slice of the sum, and the server
-       which way it would take otherwise
+       which way it would take otherwise, whose bytes the meter counts
     6. all updates are found; if a rank cannot reach one, all go back to step 3, for that other way
     7. every rank writes its slice of the sum, in memory of its own that others only read
     8. each tells the server Σ of the squares of every client's whole numbers in its slice, and of the slice's own. What
