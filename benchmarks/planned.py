@@ -2,7 +2,7 @@
 
 python -m benchmarks.planned
 
-Prints the table of docs/cluster.md. Weights are random and never made; 535 MB of memory and two minutes of a busy core.
+Prints the table of docs/gpus.md. Weights are random and never made; 535 MB of memory and two minutes of a busy core.
 """
 
 from __future__ import annotations

@@ -58,8 +58,7 @@ class SystemConfig:
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """How weights and updates travel. nccl: from GPU to GPU, for which every rank must have one of its own; gloo: over
     the network from the CPU's memory; auto: nccl where it can be had (never with `clients.on_loss: continue`), but not
-    on one machine where vectors go through the host's memory, which its ranks share. Numbers always travel over gloo.
-    Same result."""
+    on one machine where vectors go through the host's memory, which its ranks share. Same result."""
     interface: str | None = None
     """On jobs of several hosts: the network interface (`eth1`), or the network that has its address (`10.0.0.0/8`), by
     which the hosts reach each other; null: the one by which a host reaches MASTER_ADDR, and that one the others.

@@ -65,6 +65,7 @@ def why_on_host(parts: Parts) -> str:
     """Why the vectors of a round cannot stay on devices; empty: they can, in one process or over NCCL.
 
     The server's own vectors are on the host, where it steps and saves; that costs each of them one way up and one down.
+    A step on a GPU would save these, but its bits would hang on whether a kernel multiplies and adds in one rounding.
     """
     config, algorithm = parts.config, parts.algorithm
     cls, shared = type(algorithm), parts.engine.shared

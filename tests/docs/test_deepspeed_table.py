@@ -1,4 +1,4 @@
-"""What docs/cluster.md says that DeepSpeed refuses is what the code refuses, for all algorithms and their settings."""
+"""What docs/gpus.md says that DeepSpeed refuses is what the code refuses, for all algorithms and their settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedtorch.algorithms import ALGORITHMS
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.core.errors import ConfigError
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "gpus.md").read_text()
 ROW = re.compile(r"^ *\| `(\w+)` \| (?:`(\w+): (\w+)`|always) \| ([\d, ]+) \| (.+) \|$", re.MULTILINE)
 
 
