@@ -252,6 +252,8 @@ NOISED = PrivacyConfig(kind="client", clip=1.0, noise_multiplier=1.0, delta=1e-3
         ({"clients": ClientsConfig(on_loss="continue")}, True, "clients.on_loss"),
         ({"privacy": NOISED}, False, "privacy.kind is client"),
         ({"privacy": PrivacyConfig(clip=1.0, secure_sum=SecureSum())}, False, "privacy.secure_sum"),
+        ({"checkpoint": CheckpointConfig(every_steps=10)}, False, "checkpoint.every_steps"),
+        ({"checkpoint": CheckpointConfig(every_seconds=5.0)}, False, "checkpoint.every_steps"),
     ],
 )
 def test_auto_is_every_round_where_what_was_saved_last_counts_for_more(
