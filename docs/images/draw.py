@@ -124,7 +124,7 @@ def draw_sequence(columns: Sequence[str], steps: Sequence[Mapping[str, Any]]) ->
         for number, (start, end) in enumerate(sorted(ends, key=lambda ends: -abs(ends[0] - ends[1]))):
             arrow(axes, (at[start], y + 8 * number), (at[end], y + 8 * number))
         label = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-        middle = (at[1] + at[2]) / 2
+        middle = (at[_list(step["from"])[0]] + at[_list(step["to"])[0]]) / 2
         axes.text(middle, y - 11, step["text"], ha="center", va="center", color=INK, fontsize=8.5, bbox=label)
     return figure
 
@@ -173,6 +173,7 @@ def draw(into: Path) -> None:
     source = yaml.safe_load((HERE / "pictures.yaml").read_text())
     figures = {
         "rooms": draw_rooms(rooms_of((HERE.parent / "architecture.md").read_text())),
+        "gate": draw_sequence(**source["gate"]),
         "sequence": draw_sequence(**source["sequence"]),
         "update": draw_update(**source["update"]),
         "units": draw_units(**source["units"]),
