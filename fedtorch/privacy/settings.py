@@ -113,7 +113,7 @@ class PrivacyConfig:
     """In place of `noise_multiplier`: the least one is computed with which all `rounds` together stay within it."""
     noise: Literal["normal", "discrete"] = "normal"
     """How noise is drawn: discrete: exactly, from the discrete normal distribution, some 200 times slower (12 µs per
-    number that travels); normal: in float64 and rounded, whose tail ends at 9.42 standard deviations."""
+    number that travels); normal: in float64 and rounded, whose tail ends at 9.49 standard deviations."""
     delta: Share | None = None
     """The probability that is left out of the promise; below 1 / number of clients, or of a silo's units."""
     max_epsilon: Positive | None = None
