@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from few_rows import prepare_few
 
 from fedtorch.config.find import shipped
 from fedtorch.config.load import load
@@ -110,11 +111,8 @@ def test_the_default_job_trains_and_shows_the_clients_alone_beside_it(
 def test_the_small_real_config_trains_on_prepared_real_data(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedtorch.data.prepare import main as data_main
-
     monkeypatch.chdir(tmp_path)
-    raw = str(shared_data / "text2sql")
-    assert data_main(["prepare", "text2sql", "--raw", raw, "--out", "data/text2sql"]) == 0
+    prepare_few("text2sql", shared_data, "data/text2sql")
     assert main(["--config", "lorar/real_small_lorar", "--set", *SHRUNK]) == 0
     results = json.loads((tmp_path / "runs" / "real_small_lorar" / "results.json").read_text())
     assert set(results["clients"]) >= {"atis", "advising", "geoquery", "imdb"}
@@ -125,10 +123,8 @@ def test_the_small_real_config_trains_on_prepared_real_data(
 def test_the_small_fedmatch_rows_train_on_prepared_real_data(
     row: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedtorch.data.prepare import main as data_main
-
     monkeypatch.chdir(tmp_path)
-    assert data_main(["prepare", "fedqa", "--raw", str(shared_data / "fedqa"), "--out", "data/fedqa"]) == 0
+    prepare_few("fedqa", shared_data, "data/fedqa")
     configs = [f"fedmatch/{row}", *([] if row == "esim_small" else ["overlays/fedmatch_small_random"])]
     assert main(["--config", *configs, "--set", *SHRUNK]) == 0
     (run,) = (tmp_path / "runs").iterdir()

@@ -248,8 +248,10 @@ def bytes_of(folder: Path) -> list[tuple[float, float, float]]:
 @pytest.mark.parametrize(
     "names",
     [
-        ("feda", "feda_both", "feda_freeze", "feda_top"),
-        pytest.param(("both_top_own", "fedavg_both", "scaffold", "local"), marks=pytest.mark.slow),
+        ("feda", "feda_top"),
+        pytest.param(
+            ("feda_both", "feda_freeze", "both_top_own", "fedavg_both", "scaffold", "local"), marks=pytest.mark.slow
+        ),
         pytest.param(("bf16", *(["fp16"] if has_fp16(torch.device("cpu")) else [])), marks=pytest.mark.slow),
     ],
     ids=["paper", "others", "mixed precision"],
