@@ -37,10 +37,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three tokens are generated for a query, which would be most of the time; what they say is not looked at here."""
+    """A token is generated for a query; whole ones would be most of the time, and nobody looks at what they say."""
 
     def few(*args: Any, max_length: int, **how: Any) -> list[list[int]]:
-        return generate_greedily(*args, max_length=min(3, max_length), **how)
+        return generate_greedily(*args, max_length=min(1, max_length), **how)
 
     monkeypatch.setattr(text2sql, "generate_greedily", few)
 

@@ -103,7 +103,8 @@ def runner(folder: Path | str, rule: FedAssistant, comm: Communicator | None = N
 def test_messages_to_the_server_or_to_all_give_the_bits_of_dense_vectors(name: str, tmp_path: Path) -> None:
     found = []
     for exchange in exchanges_of(name):
-        result = runner(tmp_path / exchange, replace(RULES[name], exchange=exchange)).run()  # type: ignore[arg-type]
+        rule = replace(RULES[name], exchange=exchange)  # type: ignore[arg-type]
+        result = runner(tmp_path / exchange, rule, rounds=4, eval=EvalConfig(every=2)).run()
         found.append((result.digest, result.scores))
     assert len(found) > 2 and all(each == found[0] for each in found)
 
@@ -193,10 +194,9 @@ def test_a_run_goes_on_after_a_stop_with_residuals_and_both_optimisers(
     exchange: Any, name: str, tmp_path: Path
 ) -> None:
     rule = replace(RULES[name], exchange=exchange)
-    whole = runner(tmp_path / "whole", rule).run()
     saved = CheckpointConfig(every=2)
-    runner(tmp_path / "parts", rule, checkpoint=saved).run()
-    again = runner(tmp_path / "parts", rule, checkpoint=saved)
+    whole = runner(tmp_path, rule, checkpoint=saved).run()
+    again = runner(tmp_path, rule, checkpoint=saved)
     found = again.components.checkpoints.at(4)
     assert again.run(found.round).digest == whole.digest
 
