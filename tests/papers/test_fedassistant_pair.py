@@ -207,7 +207,7 @@ def config_of(name: str, folder: Path | str, data: str, **changes: Any) -> Confi
     model = GPT2Model(width=8, layers=2, heads=2, positions=64, dropout=0.1)
     task = Dialog(data=data, model=model, max_length=64, **settings.pop("task", {}))
     evaluation = EvalConfig(every=2, final_split="test_all", best="per_client")
-    settings = {"rounds": 4, "eval": evaluation, "system": PAIRS, "checkpoint": CheckpointConfig(every=2), **settings}
+    settings = {"rounds": 3, "eval": evaluation, "system": PAIRS, "checkpoint": CheckpointConfig(every=2), **settings}
     return make_config(Path(folder) / name, task, settings.pop("algorithm"), **settings)
 
 
