@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from few_rows import prepare_few
 
 from fedtorch.config.find import shipped
 from fedtorch.config.load import load
@@ -120,11 +121,8 @@ def test_the_smoke_config_trains_and_can_be_reported(
 def test_every_small_row_trains_on_the_46_real_tasks(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedtorch.data.prepare import main as data_main
-
     monkeypatch.chdir(tmp_path)
-    prepare = ["prepare", "crossfit", "--raw", str(shared_data / "crossfit"), "--vocab-size", "2000"]
-    assert data_main([*prepare, "--out", "data/crossfit_small"]) == 0
+    prepare_few("crossfit", shared_data, "data/crossfit_small", "--vocab-size", "2000")
     tiny = ["task.model.d_model=16", "task.model.d_ff=32", "task.model.num_layers=1", "task.input_max_length=16"]
     assert main(["--config", "fewfedweight/real_small_start", "--set", *SHRUNK, *tiny]) == 0
     for name in ("ffw_silo", "ffw_full"):

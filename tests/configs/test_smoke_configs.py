@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from few_rows import prepare_few
 
 from fedtorch.config.find import shipped
 from fedtorch.config.load import load
@@ -36,10 +37,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three tokens are generated for a query, which would be most of the time; what they say is not looked at here."""
+    """A token is generated for a query; whole ones would be most of the time, and nobody looks at what they say."""
 
     def few(*args: Any, max_length: int, **how: Any) -> list[list[int]]:
-        return generate_greedily(*args, max_length=min(3, max_length), **how)
+        return generate_greedily(*args, max_length=min(1, max_length), **how)
 
     monkeypatch.setattr(text2sql, "generate_greedily", few)
 
@@ -110,11 +111,8 @@ def test_the_default_job_trains_and_shows_the_clients_alone_beside_it(
 def test_the_small_real_config_trains_on_prepared_real_data(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedtorch.data.prepare import main as data_main
-
     monkeypatch.chdir(tmp_path)
-    raw = str(shared_data / "text2sql")
-    assert data_main(["prepare", "text2sql", "--raw", raw, "--out", "data/text2sql"]) == 0
+    prepare_few("text2sql", shared_data, "data/text2sql")
     assert main(["--config", "lorar/real_small_lorar", "--set", *SHRUNK]) == 0
     results = json.loads((tmp_path / "runs" / "real_small_lorar" / "results.json").read_text())
     assert set(results["clients"]) >= {"atis", "advising", "geoquery", "imdb"}
@@ -125,10 +123,8 @@ def test_the_small_real_config_trains_on_prepared_real_data(
 def test_the_small_fedmatch_rows_train_on_prepared_real_data(
     row: str, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedtorch.data.prepare import main as data_main
-
     monkeypatch.chdir(tmp_path)
-    assert data_main(["prepare", "fedqa", "--raw", str(shared_data / "fedqa"), "--out", "data/fedqa"]) == 0
+    prepare_few("fedqa", shared_data, "data/fedqa")
     configs = [f"fedmatch/{row}", *([] if row == "esim_small" else ["overlays/fedmatch_small_random"])]
     assert main(["--config", *configs, "--set", *SHRUNK]) == 0
     (run,) = (tmp_path / "runs").iterdir()

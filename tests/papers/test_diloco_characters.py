@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,14 @@ KINDS: dict[str, dict[str, Any]] = {"diloco": {}, "reset": RESET, "mean": MEAN}
 FAST = [(10, "diloco"), (50, "reset")]
 
 
+@cache
+def stretches_of(file: str) -> list[list[Window]]:
+    """Windows of each of the four stretches; nobody changes them."""
+    text = letters(Path(file))
+    length = int(0.9 * len(text)) // 4
+    return [windows(text[at * length : (at + 1) * length]) for at in range(4)]
+
+
 @dataclass(frozen=True)
 class Drawn(Characters):
     """The text of the training is cut into equal stretches before windows are; their rows are in the order of batches.
@@ -41,9 +50,7 @@ class Drawn(Characters):
     """one client, whose batch of 128 has the 32 rows of each stretch"""
 
     def _stretches(self) -> list[list[Window]]:
-        text = letters(Path(self.file))
-        length = int(0.9 * len(text)) // 4
-        return [windows(text[at * length : (at + 1) * length]) for at in range(4)]
+        return stretches_of(self.file)
 
     def _drawn(self, number: int, rows: list[Window]) -> list[Window]:
         generator = torch.Generator().manual_seed(100 + number)
@@ -85,9 +92,8 @@ class Drawn(Characters):
 
 def ended(folder: Path, steps: int, changes: Mapping[str, Any], together: bool = False) -> tuple[float, float]:
     """Test and training loss of a run."""
-    (folder / "LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
     evaluated = {"eval.split": "known", "client.shuffle": False, "task.together": together}
-    given = characters.config(str(folder / "LICENSE"), steps, run={"dir": str(folder / "run")})
+    given = characters.config(str(ROOT / "LICENSE"), steps, run={"dir": str(folder / "run")})
     given["task"]["name"] = f"{__name__}:Drawn"
     return losses(given, {**changes, **evaluated}, trained="known")
 

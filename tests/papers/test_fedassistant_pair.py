@@ -207,7 +207,7 @@ def config_of(name: str, folder: Path | str, data: str, **changes: Any) -> Confi
     model = GPT2Model(width=8, layers=2, heads=2, positions=64, dropout=0.1)
     task = Dialog(data=data, model=model, max_length=64, **settings.pop("task", {}))
     evaluation = EvalConfig(every=2, final_split="test_all", best="per_client")
-    settings = {"rounds": 4, "eval": evaluation, "system": PAIRS, "checkpoint": CheckpointConfig(every=2), **settings}
+    settings = {"rounds": 3, "eval": evaluation, "system": PAIRS, "checkpoint": CheckpointConfig(every=2), **settings}
     return make_config(Path(folder) / name, task, settings.pop("algorithm"), **settings)
 
 
@@ -248,8 +248,10 @@ def bytes_of(folder: Path) -> list[tuple[float, float, float]]:
 @pytest.mark.parametrize(
     "names",
     [
-        ("feda", "feda_both", "feda_freeze", "feda_top"),
-        pytest.param(("both_top_own", "fedavg_both", "scaffold", "local"), marks=pytest.mark.slow),
+        ("feda", "feda_top"),
+        pytest.param(
+            ("feda_both", "feda_freeze", "both_top_own", "fedavg_both", "scaffold", "local"), marks=pytest.mark.slow
+        ),
         pytest.param(("bf16", *(["fp16"] if has_fp16(torch.device("cpu")) else [])), marks=pytest.mark.slow),
     ],
     ids=["paper", "others", "mixed precision"],

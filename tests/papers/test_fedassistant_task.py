@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from few_rows import prepare_few
 from prepared_files import seal
 
 from fedtorch.config.find import shipped
@@ -396,12 +397,9 @@ def test_a_client_without_test_dialogs_trains_and_is_evaluated_on_the_others(
 
 @pytest.mark.data
 def test_the_six_real_domains_train(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedtorch.data.prepare import main as data_main
-
     monkeypatch.chdir(tmp_path)
-    raw = str(shared_data / "dialog" / "sgd")
-    assert data_main(["prepare", "dialog", "--raw", raw, "--source", "sgd", "--out", "data/sgd"]) == 0
-    shrunk = ["task.data=data/sgd", "task.max_train=4", "task.max_test=1", "rounds=1", "track.tensorboard=false"]
+    prepare_few("dialog", shared_data, "data/sgd", "--source", "sgd")
+    shrunk = ["task.data=data/sgd", "task.max_train=2", "task.max_test=1", "rounds=1", "track.tensorboard=false"]
     model = ["task.model.positions=512", "task.max_length=512"]
     assert main(["--config", "smoke/feda_top50", "--set", *shrunk, *model]) == 0
     row = json.loads((tmp_path / "runs" / "feda_top50" / "results.json").read_text())["summary"]["perplexity"]

@@ -64,7 +64,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     folder, sizes, begun = tmp_path_factory.mktemp("private"), dict[int, int](), dict[int, float]()
     task = {
         "name": f"{__name__}:Paced",
-        "clients": {f"client_{i}": [1.0, i / 10 - 1, 4 + i % 3] for i in range(CLIENTS)},
+        "clients": {f"client_{i}": [1.0, i / 10 - 1, 2 + i % 3] for i in range(CLIENTS)},
         "start": [0.3, -0.7, 1.0],
         "double": False,
     }

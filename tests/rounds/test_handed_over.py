@@ -158,9 +158,14 @@ def stopped(folder: str, step: int) -> Any:
 SAVING = CheckpointConfig(every=1, every_steps=1)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the run that nobody stops, in one process."""
+    return make_runner(config_of(tmp_path_factory.mktemp("alone"))).run().digest
+
+
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_a_save_before_or_after_the_sending_sends_again(step: int, tmp_path: Path) -> None:
-    alone = make_runner(config_of(tmp_path / "alone")).run().digest
+def test_a_save_before_or_after_the_sending_sends_again(step: int, alone: str, tmp_path: Path) -> None:
     run_ranks(stopped, 3, str(tmp_path / "run"), step)
     (digest, took, _), *others = run_ranks(run, 3, str(tmp_path / "run"), {"checkpoint": SAVING}, "", 2)
     assert (digest, took) == (alone, [True] * 3)

@@ -85,6 +85,10 @@ SLOW: dict[str, dict[str, str]] = {
         "test_many_windows_pass_in_step[hosts0-reduce]": OTHER_CASES,
         "test_staged_payloads_have_the_bits_and_the_byte_counts_of_direct_ones[2": OTHER_CASES,
     },
+    "tests/configs/test_openfedllm_configs.py": {
+        "test_small_rows_train[fedyogi": OTHER_CASES,
+        "test_value_alignment_trains_by_every_kind_of_algorithm[fedprox": OTHER_CASES,
+    },
     "tests/core/test_fused_add.py": {
         "test_a_step_has_the_same_bits_with_other_instructions[avx512": "`default`, where there are such",
     },
@@ -281,6 +285,14 @@ SLOW: dict[str, dict[str, str]] = {
         "test_any_number_of_ranks_that_own_slices_gives_the_bits_of_star[5": OTHER_CASES,
         "test_one_process_and_many_ranks_give_the_same_bits_and_bytes[4": OTHER_CASES,
     },
+    "tests/papers/test_fewfedweight.py": {
+        "test_meta_weighting_trains_an_encoder_decoder[changes1-t5": "the rule on bart, t5 by the plain one",
+        "test_meta_weighting_trains_an_encoder_decoder[changes2-t5": "the rule on bart, t5 by the plain one",
+        "test_meta_weighting_trains_an_encoder_decoder[changes3-t5": "the rule on bart, t5 by the plain one",
+    },
+    "tests/papers/test_streaming_diloco.py": {
+        "test_the_same_bits_on_any_number_of_ranks[2": OTHER_CASES,
+    },
     "tests/privacy/record/test_held_out.py": {
         "test_an_epsilon_has_room_for_the_scores": "the file's figures by hand",
         "test_the_same_again_on_any_ranks_has_the_same_scores_and_is_no_release": "the file's runs in one process",
@@ -298,6 +310,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_the_server_gets_the_sum_of_all_parts_to_the_bit_over_public_numbers": "tests/privacy/record/test_runs.py",
     },
     "tests/privacy/secure_sum/test_ranks.py": {
+        "test_a_worker_killed_in_any_step_leaves_the_plain_sum_of_the_others[victims1": OTHER_CASES,
         "test_workers_send_nothing_on_other_terms_than_their_own": "tests/privacy/secure_sum/test_protocol.py",
     },
     "tests/privacy/test_attempts.py": {
@@ -318,13 +331,28 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/privacy/test_records_tell_nobody.py": {
         "test_times_would_tell": "the file's other records",
     },
+    "tests/rounds/test_async_real.py": {
+        "test_a_run_of_several_ranks_is_replayed_on_others[3-4": "the case `trained`, of as many ranks",
+        "test_what_clients_did_that_seemed_to_be_lost_does_not_count[11-0": OTHER_CASES,
+        "test_what_clients_did_that_seemed_to_be_lost_does_not_count[6-99": OTHER_CASES,
+    },
     "tests/rounds/test_handed_over.py": {
+        "test_a_fragment_travels_from_the_step_at_which_it_is_due[2-2": OTHER_CASES,
+        "test_a_fragment_travels_from_the_step_at_which_it_is_due[3-1": OTHER_CASES,
         "test_a_save_before_or_after_the_sending_sends_again[1": OTHER_CASES,
+        "test_a_save_before_or_after_the_sending_sends_again[4": OTHER_CASES,
         "test_a_save_before_or_after_the_sending_sends_again[5": OTHER_CASES,
     },
     "tests/rounds/test_overlap.py": {
         "test_a_job_with_scores_on_the_way_ends_as_without": "test_a_run_with_scores_on_the_way, in one process",
         "test_a_run_that_dies_with_scores_on_the_way_is_resumed_to_the_same[<class 'fedtorch.rounds.eval": OTHER_CASES,
+    },
+    "tests/rounds/test_packing.py": {
+        "test_an_interrupted_run_has_the_bits_of_one_that_was_not[5-4": OTHER_CASES,
+    },
+    "tests/rounds/test_save_schedule.py": {
+        "test_all_ranks_save_the_rounds_that_the_server_says[ditto-False": OTHER_CASES,
+        "test_all_ranks_save_the_rounds_that_the_server_says[serving-True": OTHER_CASES,
     },
     "tests/rounds/test_selected_by_loss.py": {
         "test_every_task_can_be_selected_by_loss[coverquery": OTHER_CASES,
@@ -340,6 +368,10 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_run_that_is_killed_goes_on_with_the_same_noise_and_no_further_release[0-after": OTHER_CASES,
         "test_a_run_that_is_killed_goes_on_with_the_same_noise_and_no_further_release[1-before": OTHER_CASES,
         "test_a_run_that_is_killed_goes_on_with_the_same_noise_and_no_further_release[4-before": OTHER_CASES,
+    },
+    "tests/tasks/test_batches_of_one.py": {
+        "test_continued_texts[llama-left": OTHER_CASES,
+        "test_continued_texts[qwen3-right": OTHER_CASES,
     },
     "tests/tasks/test_qa.py": {
         "test_a_patched_bert_learns_the_synthetic_clients": "tests/models/test_patch.py",
