@@ -23,7 +23,6 @@ import hypothesis
 import pytest
 import torch
 from accounts import begin, end, exactly, remember
-from kept_ranks import end_kept_ranks
 from parsed import parse_once
 from processes import Guard
 from schedule import FIRST, unit_of
@@ -109,13 +108,6 @@ def _environment_of_the_file() -> Iterator[None]:
     """The environment after a file's tests and their fixtures is as it was before."""
     with _environment():
         yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _ranks_of_the_file() -> Iterator[None]:
-    """Ranks that wait for a next case end with the file."""
-    yield
-    end_kept_ranks()
 
 
 @pytest.fixture(autouse=True)

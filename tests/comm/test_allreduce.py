@@ -11,8 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kept_ranks import run_kept_ranks
-from ranks import expect_exit
+from ranks import expect_exit, run_ranks
 from thread_peers import run_threads
 from torch import Tensor
 
@@ -216,7 +215,7 @@ CASES = [("auto", "fp32", False, True), ("auto", "fp32", True, False), ("bitmap"
 @pytest.mark.processes
 @pytest.mark.parametrize("case", CASES, ids=["direct", "staged", "int8"])
 def test_ranks_move_pieces_whole_over_either_transport(case: Any, tmp_path: Path) -> None:
-    ranks = run_kept_ranks(step_of, 5, str(tmp_path), case)
+    ranks = run_ranks(step_of, 5, str(tmp_path), case)
     alone, _ = reduce_on(LocalCommunicator(NAMES), top_of("auto", case[1]), str(tmp_path), selects=case[3])
     assert ranks == [(digest_of({"step": alone.step}), alone.count)] * 5
 
@@ -232,7 +231,7 @@ def bytes_of(folder: str) -> Any:
 @pytest.mark.processes
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_rank_receives_less_than_the_formula_and_more_than_the_bound(count: int, tmp_path: Path) -> None:
-    ranks = run_kept_ranks(bytes_of, count, str(tmp_path))
+    ranks = run_ranks(bytes_of, count, str(tmp_path))
     for one_in in (12, 50):
         k = TopK(ratio=1 / one_in).kept(Layout(("w",), ((NUMBERS,),))).counts[0]
         share = 4 * k * (count - 1) / count  # bytes of as many numbers

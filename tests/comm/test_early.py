@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from kept_ranks import run_kept_ranks
 from narrow import NARROW, narrow_windows
 from ranks import run_ranks
 
@@ -167,7 +166,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("size", HOMES)
 @pytest.mark.parametrize("way", ["auto", "send"])
 def test_what_came_early_is_the_sum(size: int, way: Exchange, alone: dict[str, str], tmp_path: Path) -> None:
-    server, *_ = run_kept_ranks(distributed_round, size, HOMES[size], str(tmp_path), "", way)
+    server, *_ = run_ranks(distributed_round, size, HOMES[size], str(tmp_path), "", way)
     assert server == (alone[""], [True])
 
 
@@ -271,7 +270,7 @@ def announcing(folder: str, note: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize("kind", NOTES)
 def test_an_announcement_that_cannot_be_names_the_rank_that_made_it(kind: str, tmp_path: Path) -> None:
-    server, *others = run_kept_ranks(announcing, 3, str(tmp_path), NOTES[kind])
+    server, *others = run_ranks(announcing, 3, str(tmp_path), NOTES[kind])
     assert server[0] == PreflightError.__name__
     assert "the note of rank 1 of a part that it sends early" in server[1]
     assert all(kind and "rank 2" not in text for kind, text in others)

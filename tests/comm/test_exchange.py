@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from kept_ranks import run_kept_ranks
 from narrow import NARROW, narrow_windows
 from ranks import expect_exit, run_ranks
 
@@ -123,7 +122,7 @@ def test_any_packing_and_transport_give_the_bits_of_one_process(
     num_ranks: int, hosts: list[int], exchange: Exchange, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     alone = in_one_process(SIZE, dtype)
-    together = run_kept_ranks(round_of_two_windows, num_ranks, spread(hosts), str(tmp_path), exchange, SIZE, dtype)
+    together = run_ranks(round_of_two_windows, num_ranks, spread(hosts), str(tmp_path), exchange, SIZE, dtype)
     assert together == [alone] + [None] * (num_ranks - 1)
     assert alone[1] == list(NAMES)
 
@@ -133,7 +132,7 @@ def test_any_packing_and_transport_give_the_bits_of_one_process(
 @pytest.mark.parametrize("exchange", ["send", "reduce"])
 def test_edge_sizes(size: int, exchange: Exchange, tmp_path: Path) -> None:
     alone = in_one_process(size)
-    found = run_kept_ranks(distributed_round, 3, spread([1, 2]), str(tmp_path), exchange, size, torch.float32)
+    found = run_ranks(distributed_round, 3, spread([1, 2]), str(tmp_path), exchange, size, torch.float32)
     assert found[0] == alone
 
 
@@ -149,7 +148,7 @@ def narrow_round(homes: dict[str, int], folder: str, exchange: Exchange) -> Any:
 @pytest.mark.parametrize("hosts", [[1], [0, 1, 1, 1, 1, 1, 2], [1, 2, 3]])
 def test_many_windows_pass_in_step(exchange: Exchange, hosts: list[int], tmp_path: Path) -> None:
     alone = in_one_process(40_321)
-    assert run_kept_ranks(narrow_round, 4, spread(hosts), str(tmp_path), exchange)[0] == alone
+    assert run_ranks(narrow_round, 4, spread(hosts), str(tmp_path), exchange)[0] == alone
 
 
 def dying_round(exchange: Exchange, folder: str) -> None:
@@ -250,7 +249,7 @@ def small_round(exchange: Exchange, folder: str) -> Any:
 @pytest.mark.processes
 @pytest.mark.parametrize("exchange", ["send", "reduce"])
 def test_sums_a_reader_can_redo(exchange: Exchange, tmp_path: Path) -> None:
-    results = run_kept_ranks(small_round, 3, exchange, str(tmp_path))
+    results = run_ranks(small_round, 3, exchange, str(tmp_path))
     assert results[0] == [[1.0, -2.0, 4.0], [2.0, -4.0, 8.0], [0.0, 0.0, 0.0]]
     assert results[1:] == [[None] * 3] * 2
 
@@ -294,7 +293,7 @@ def seen_coming(has_pieces: bool) -> list[int]:
 def test_a_payload_is_looked_at_while_it_comes(has_pieces: bool) -> None:
     piece, size = PIECE_BYTES // 4, 5 * PIECE_BYTES // 8
     on_others = [piece, 2 * piece, size, size] if has_pieces else [size]
-    assert run_kept_ranks(seen_coming, 3, has_pieces) == [[size], on_others, on_others]
+    assert run_ranks(seen_coming, 3, has_pieces) == [[size], on_others, on_others]
     with LocalCommunicator(["a", "b"]) as alone:
         alone.broadcast(torch.zeros(3), came=lambda stop: pytest.fail("nothing is copied"))
 

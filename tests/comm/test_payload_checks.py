@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from kept_ranks import run_kept_ranks
 from ranks import expect_exit, run_ranks
 
 from fedtorch.comm import local
@@ -119,7 +118,7 @@ def lying_ranks(transport: str, folder: str) -> dict[str, Any]:
 @pytest.mark.processes
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_an_update_that_is_not_what_was_reported_is_found_and_left_out(transport: str, tmp_path: Path) -> None:
-    found = run_kept_ranks(lying_ranks, TRANSPORTS[transport][0], transport, str(tmp_path))[0]
+    found = run_ranks(lying_ranks, TRANSPORTS[transport][0], transport, str(tmp_path))[0]
     whole, without = expected_sum(), expected_sum(NAMES[:-1])
     assert found.pop("true") == ({}, pytest.approx(whole.tolist(), rel=1e-6, abs=1e-6))
     for kind, (refused, total) in found.items():
@@ -134,7 +133,7 @@ def test_an_update_that_is_not_what_was_reported_is_found_and_left_out(transport
 
 @pytest.mark.processes
 def test_the_bits_of_a_sum_without_a_client_are_those_of_one_in_which_it_never_was(tmp_path: Path) -> None:
-    found = run_kept_ranks(lying_ranks, 3, "send_sums", str(tmp_path / "ranks"))[0]
+    found = run_ranks(lying_ranks, 3, "send_sums", str(tmp_path / "ranks"))[0]
     with LocalCommunicator(NAMES) as comm:
         buffer, reports = held(comm, [0] * len(NAMES), str(tmp_path / "one"))
         assert found["nan"][1] == combined(comm, buffer, reports[:-1], weighted, round=1).tolist()

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from kept_ranks import run_kept_ranks
 from ranks import expect_exit, run_ranks
 
 from fedtorch.comm import distributed
@@ -131,7 +130,7 @@ def in_one_process(size: int = SIZE, own: Any = None) -> Any:
 @pytest.mark.parametrize(("num_ranks", "hosts"), [(2, [0, 1]), (2, [1]), (3, [1, 2]), (3, [0, 0, 2]), (5, [4, 1])])
 def test_slices_give_the_bits_of_one_process(num_ranks: int, hosts: list[int], tmp_path: Path) -> None:
     alone = in_one_process()
-    together = run_kept_ranks(on_ranks, num_ranks, spread(hosts), str(tmp_path), SIZE, 7)
+    together = run_ranks(on_ranks, num_ranks, spread(hosts), str(tmp_path), SIZE, 7)
     assert together[0][:2] == (alone, [Op.SUM_SLICES] * 3)
     assert len(set(alone)) == 3  # three different rounds
 
@@ -140,7 +139,7 @@ def test_slices_give_the_bits_of_one_process(num_ranks: int, hosts: list[int], t
 def test_a_scale_fixed_before_the_round_reaches_all_ranks_with_its_divisor(tmp_path: Path) -> None:
     own = (20, (3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0))
     alone = in_one_process(SIZE, own)
-    found = run_kept_ranks(on_ranks, 3, spread([1, 2]), str(tmp_path), SIZE, 7, True, own)[0]
+    found = run_ranks(on_ranks, 3, spread([1, 2]), str(tmp_path), SIZE, 7, True, own)[0]
     assert found[:2] == (alone, [Op.SUM_SLICES] * 3)
 
 
@@ -159,9 +158,7 @@ def test_what_cannot_be_read_where_it_is_travels_as_ever(
     size: int, room: int, exchange: str, shares: bool, tmp_path: Path
 ) -> None:
     alone = in_one_process(size)
-    (sums, requested, _), *_ = run_kept_ranks(
-        on_ranks, 3, spread([1, 2]), str(tmp_path), size, room, shares, None, exchange
-    )
+    (sums, requested, _), *_ = run_ranks(on_ranks, 3, spread([1, 2]), str(tmp_path), size, room, shares, None, exchange)
     assert sums == alone
     assert Op.SUM_SLICES not in requested and len(requested) == 3
 
@@ -170,7 +167,7 @@ def test_what_cannot_be_read_where_it_is_travels_as_ever(
 def test_traffic_is_counted_as_if_it_had_been_sent(tmp_path: Path) -> None:
     for hosts in ([1, 2], [0, 1, 2, 2, 2], [0, 0, 1]):
         in_place, sent = (
-            [traffic for *_, traffic in run_kept_ranks(on_ranks, 3, spread(hosts), str(tmp_path), SIZE, 7, shares)]
+            [traffic for *_, traffic in run_ranks(on_ranks, 3, spread(hosts), str(tmp_path), SIZE, 7, shares)]
             for shares in (True, False)
         )
         assert in_place == sent
@@ -273,22 +270,18 @@ def test_what_is_changed_after_the_check_does_not_count(tmp_path: Path) -> None:
 
 def reporting(homes: dict[str, int], folder: str, wrong: float, at: int) -> Any:
     """Rank 2 reports an impossible number of its slice."""
-    inner, caught = sum_slices._add, list[str]()
+    if os.environ["RANK"] == "2":
+        inner = sum_slices._add
 
-    def lies(*args: Any) -> list[float]:
-        numbers = inner(*args)
-        numbers[at] = wrong
-        return numbers
+        def lies(*args: Any) -> list[float]:
+            numbers = inner(*args)
+            numbers[at] = wrong
+            return numbers
 
-    handler, logger = Kept(caught), logging.getLogger("fedtorch.comm.sums.accepted")
-    with pytest.MonkeyPatch.context() as patch:  # the rank goes on to the next case
-        if os.environ["RANK"] == "2":
-            patch.setattr(sum_slices, "_add", lies)
-        logger.addHandler(handler)
-        try:
-            return on_ranks(homes, folder, SIZE, 7), caught
-        finally:
-            logger.removeHandler(handler)
+        sum_slices._add = lies
+    caught: list[str] = []
+    logging.getLogger("fedtorch.comm.sums.accepted").addHandler(Kept(caught))
+    return on_ranks(homes, folder, SIZE, 7), caught
 
 
 class Kept(logging.Handler):
@@ -307,7 +300,7 @@ class Kept(logging.Handler):
 @pytest.mark.parametrize("wrong", [-1.0, -math.inf, math.nan, math.inf, 1e308])
 def test_a_number_of_a_slice_that_cannot_be_does_not_count(wrong: float, at: int, tmp_path: Path) -> None:
     alone = in_one_process()
-    ((found, requested, _), caught), *_ = run_kept_ranks(reporting, 3, spread([1, 2]), str(tmp_path), wrong, at)
+    ((found, requested, _), caught), *_ = run_ranks(reporting, 3, spread([1, 2]), str(tmp_path), wrong, at)
     assert found == alone  # of updates that were sent one by one
     assert requested == [Op.SUM_SLICES] * 3 and len(caught) == 3
     if wrong < 0:

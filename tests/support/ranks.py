@@ -209,19 +209,6 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-def function_of(path: str, name: str) -> Callable[..., Any]:
-    """A function of a test file, in a rank.
-
-    Test files are imported by path (--import-mode=importlib), so they cannot be found by name here.
-    """
-    spec = importlib.util.spec_from_file_location("_ranks_test_file", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["_ranks_test_file"] = module
-    spec.loader.exec_module(module)
-    return getattr(module, name)
-
-
 def _child(
     path: str, name: str, args: Sequence[Any], variables: dict[str, str], sender: Connection, output: None
 ) -> None:
@@ -231,7 +218,13 @@ def _child(
 
     torch.set_num_threads(1)
     try:
-        answer = (function_of(path, name)(*args), "")
+        # Test files are imported by path (--import-mode=importlib), so they cannot be found by name here.
+        spec = importlib.util.spec_from_file_location("_ranks_test_file", path)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["_ranks_test_file"] = module
+        spec.loader.exec_module(module)
+        answer = (getattr(module, name)(*args), "")
     except SystemExit as error:
         sender.send((None, f"SystemExit: {error.code}"))
         sender.close()
