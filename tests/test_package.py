@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from sources import FILES, LAUNCHERS, offenders, tree
+from sources import text as source
 
 import fedtorch
 from fedtorch.metrics.generation import LIBRARIES
@@ -179,6 +180,8 @@ def test_an_optional_package_is_imported_where_it_is_used() -> None:
     wanted = re.compile(rf"\b(?:import|from) ({'|'.join(OPTIONAL)})\b")
 
     def loaded(path: Path) -> list[str]:
+        if not wanted.search(source(path)):
+            return []
         imports = (node for node in tree(path).body if isinstance(node, ast.Import | ast.ImportFrom))
         return wanted.findall("\n".join(map(ast.unparse, imports)))
 
@@ -189,7 +192,7 @@ def test_an_optional_package_is_imported_where_it_is_used() -> None:
 def _asked() -> Iterator[tuple[str, str]]:
     """(package, extra) of every call of `require`; a package that is no literal stands for the metrics' ones."""
     for path in [*FILES, *LAUNCHERS]:
-        for node in ast.walk(tree(path)):
+        for node in ast.walk(tree(path)) if "require(" in source(path) else ():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require":
                 (extra,) = (word.value.value for word in node.keywords if word.arg == "extra")  # type: ignore[attr-defined]
                 for argument in node.args[1:]:

@@ -206,16 +206,18 @@ PRIVATELY = (
     "algorithm.weights=equal",
 )
 BRIEF = "task.output_max_length=3"  # what is generated, token by token, would be most of the time
+FEWER = "clients.per_round=4"  # of eight, for three ranks
 JOBS: dict[str, tuple[Path, tuple[str, ...]]] = {
     "default": (Path(fedtorch.__file__).with_name("config") / "default.yaml", ("compare=[]", BRIEF)),  # no second run
     **{name: (SMOKE_OF[name], ()) for name in ("feda", "fedmatch", "fedparsing", "smoke_ffw_full")},
-    "fedopt_lorar": (SMOKE_OF["fedopt_lorar"], (BRIEF,)),
+    "fedopt_lorar": (SMOKE_OF["fedopt_lorar"], (BRIEF, FEWER)),
     "pair": (SMOKE_OF["feda"], ("system.ranks_per_worker=2",)),
-    "adapters": (SMOKE_OF["fedavg"], (ADAPTED, BRIEF)),
+    "adapters": (SMOKE_OF["fedavg"], (ADAPTED, BRIEF, FEWER, "eval.every=0")),
     "private": (SMOKE_OF["fedavg"], (*PRIVATELY, BRIEF)),
 }
-LIKE_OTHERS = ("feda", "default")
-"""Jobs that another one is like: `pair` is feda's config on two ranks a worker, `fedopt_lorar` has default's rules."""
+LIKE_OTHERS = ("feda", "default", "adapters")
+"""Jobs that another one is like: `pair` is feda's config on two ranks a worker, `fedopt_lorar` has default's rules and,
+with a longer vector, the task of `adapters`."""
 
 
 def whole_runs(folder: str, jobs: Sequence[str], ports: list[int], where: str = "") -> dict[str, Any]:

@@ -392,6 +392,9 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/tracking/test_track.py": {
         "test_many_names_are_never_in_memory_at_once": "the file's other names",
     },
+    "tests/train/test_built_in_parts.py": {
+        "test_weights_that_the_server_sends_give_the_bits_of_those_that_every_rank_draws[zero1": OTHER_CASES,
+    },
     "tests/train/test_deepspeed.py": {
         "test_a_client_that_fails_inside_a_step_leaves_nothing_behind[stage3": OTHER_CASES,
         "test_a_kept_optimiser_state_continues_as_if_never_stopped[in a new engine-stage3": OTHER_CASES,

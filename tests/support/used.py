@@ -14,10 +14,15 @@ import encodings.idna  # noqa: E402, F401  # asked for when a rank first looks f
 
 import accounts  # noqa: E402
 import harness  # noqa: E402, F401
+import hosts  # noqa: E402, F401
 import hypothesis  # noqa: E402, F401
+import narrow  # noqa: E402, F401
 import parsed  # noqa: E402
 import prepared_files  # noqa: E402, F401
+import silos  # noqa: E402, F401
+import smoke_runs  # noqa: E402, F401
 import supervisor  # noqa: E402, F401
+import thread_peers  # noqa: E402, F401
 import toy  # noqa: E402, F401
 import transformers.models.gpt2.modeling_gpt2  # noqa: E402, F401
 import transformers.models.t5.tokenization_t5  # noqa: E402, F401
