@@ -4,12 +4,15 @@ import ctypes
 import gc
 import io
 import logging
+import os
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import torch
+from own_rows import weather, write_rows
+from parties import config_of
 from supervisor import toy_config
 from toy import Quadratic
 
@@ -20,6 +23,7 @@ from fedtorch.config.registry import named_class
 from fedtorch.config.validate import _adapter
 from fedtorch.setup.code import code_digest
 from fedtorch.tasks import TASKS
+from fedtorch.text.byte_bpe import train_subwords
 
 _WANTED, _NOW = 14, 25  # MADV_HUGEPAGE and MADV_COLLAPSE of <linux/mman.h>
 _HUGE = 1 << 21
@@ -50,8 +54,17 @@ def run_once() -> None:
     """
     if torch.version.cuda or torch.version.hip:
         return
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        fedtorch.run(toy_config(Path(folder), rounds="1"))
+    with tempfile.TemporaryDirectory() as name, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        folder = Path(name)
+        fedtorch.run(toy_config(folder / "toy", rounds="1"))
+        train_subwords([row["text"] for row in weather()], folder / "words", size=270)
+        write_rows(folder / "rows.jsonl", weather())
+        here = os.getcwd()
+        os.chdir(folder)
+        try:
+            fedtorch.run(config_of(trust={}, system={}, rounds=1))
+        finally:
+            os.chdir(here)
 
 
 # What checks a config is built once for each task and algorithm, which is half of what a rank of a toy computes.
