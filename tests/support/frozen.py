@@ -2,28 +2,18 @@
 
 import ctypes
 import gc
-import io
 import logging
-import os
 import sys
-import tempfile
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-import torch
-from own_rows import weather, write_rows
-from parties import config_of
-from supervisor import toy_config
 from toy import Quadratic
 
-import fedtorch
 from fedtorch.algorithms import ALGORITHMS
 from fedtorch.config.load import config_facts, load
 from fedtorch.config.registry import named_class
 from fedtorch.config.validate import _adapter
 from fedtorch.setup.code import code_digest
 from fedtorch.tasks import TASKS
-from fedtorch.text.byte_bpe import train_subwords
 
 _WANTED, _NOW = 14, 25  # MADV_HUGEPAGE and MADV_COLLAPSE of <linux/mman.h>
 _HUGE = 1 << 21
@@ -47,26 +37,6 @@ def in_huge_pages() -> None:
                 advise(start, stop - start, advice)
 
 
-def run_once() -> None:
-    """What a process computes once, in its first run, is computed here for all ranks: *measured*, a tenth of a rank.
-
-    Not with a torch that knows GPUs: its first backward pass asks for them, which is then lost to what is forked.
-    """
-    if torch.version.cuda or torch.version.hip:
-        return
-    with tempfile.TemporaryDirectory() as name, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        folder = Path(name)
-        fedtorch.run(toy_config(folder / "toy", rounds="1"))
-        train_subwords([row["text"] for row in weather()], folder / "words", size=270)
-        write_rows(folder / "rows.jsonl", weather())
-        here = os.getcwd()
-        os.chdir(folder)
-        try:
-            fedtorch.run(config_of(trust={}, system={}, rounds=1))
-        finally:
-            os.chdir(here)
-
-
 # What checks a config is built once for each task and algorithm, which is half of what a rank of a toy computes.
 for section, names in (("task", TASKS), ("algorithm", ALGORITHMS)):
     for name in names:
@@ -74,7 +44,6 @@ for section, names in (("task", TASKS), ("algorithm", ALGORITHMS)):
 _adapter(Quadratic)
 for path in (Path(__file__).parents[2] / "configs" / "smoke").glob("*.yaml"):
     config_facts(load(path))
-run_once()
 logging.getLogger("fedtorch").setLevel(logging.DEBUG)  # as every run has it; through thousands of loggers
 code_digest()  # reads the package's files, once for all ranks
 gc.enable()  # see used.py
