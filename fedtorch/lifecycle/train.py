@@ -108,7 +108,8 @@ def start_logging(folder: Path, rank: int, *, has_times: bool = True) -> IO[str]
     terminal.setLevel(logging.INFO if rank == 0 else logging.ERROR)
     terminal.setFormatter(PlainFormatter("%(levelname)s %(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
     root = logging.getLogger("fedtorch")
-    root.setLevel(logging.DEBUG)
+    if root.level != logging.DEBUG:  # to set it goes through all loggers, thousands of libraries'
+        root.setLevel(logging.DEBUG)
     root.propagate = False
     for handler in root.handlers[:]:
         root.removeHandler(handler)

@@ -46,12 +46,12 @@ def code_digest(*classes: Any) -> str:
 
 @lru_cache(maxsize=64)  # of megabytes, for every meeting of every run
 def _code_digest(classes: tuple[Any, ...]) -> str:
-    files = dict(_package_files())
+    files: dict[str, bytes] = {}
     for cls in classes:
         module = __import__(cls.__module__, fromlist=["_"])
         if path := getattr(module, "__file__", None):
-            files.setdefault(f"{cls.__module__}:{cls.__qualname__}", Path(path).read_bytes())
-    return _hashed(files)[:16]
+            files[f"{cls.__module__}:{cls.__qualname__}"] = Path(path).read_bytes()
+    return (_hashed({"": _package_digest().encode(), **files}) if files else _package_digest())[:16]
 
 
 def codes_of(configs: Sequence[Path], overrides: Sequence[str] = ()) -> list[Code]:
@@ -80,6 +80,11 @@ def _hashed(files: Mapping[str, bytes]) -> str:
 
 def _digest(path: Path) -> str:
     return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+@cache
+def _package_digest() -> str:
+    return _hashed(_package_files())
 
 
 @cache

@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
         {"client": ADAM, "partition": PartitionConfig(private=("head",)), "eval": EvalConfig(every=1)},
     ),
     "ditto": (Ditto(lam=0.5), {"client": ADAM, "asynchrony": replace(ASYNC, buffer=5)}),
-    "fedasync": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, towards="model", clock=SLOW), "rounds": 12}),
+    "fedasync": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, towards="model", clock=SLOW), "rounds": 8}),
     "trained": (
         FedAvg(),
         {
@@ -66,9 +66,9 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
         FedAvg(),
         {"client": ADAM, "exchange": ExchangeConfig(bits=4, error_feedback=True), "eval": EvalConfig(every=2)},
     ),
-    "late": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, max_staleness=2, clock=SLOW), "rounds": 12}),
+    "late": (FedAvg(), {"asynchrony": replace(ASYNC, buffer=1, max_staleness=2, clock=SLOW), "rounds": 8}),
 }
-ROUNDS = 6
+ROUNDS = 4
 
 
 def run_case(name: str, folder: str, comm: Communicator | None = None, **changes: Any) -> tuple[str, Any]:
@@ -119,7 +119,7 @@ def go_on(folder: str, at: int | None, rounds: int, name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "at", "rounds"), [pytest.param("private_head", 3, 6, marks=pytest.mark.slow), ("fedasync", 5, 12)]
+    ("name", "at", "rounds"), [pytest.param("private_head", 2, 4, marks=pytest.mark.slow), ("fedasync", 5, 8)]
 )
 def test_a_run_goes_on_on_another_number_of_ranks(
     name: str, at: int, rounds: int, alone: dict[str, tuple[str, Any]], tmp_path: Path

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[Algorithm, dict[str, Any]]] = {
     "by_length_in_steps": (FedAvg(), {"client": replace(CLIENT, **BY_LENGTH, steps=3, epochs=None)}),
     "local": (Local(), {"paradigm": "local", "eval": EvalConfig(every=2)}),
 }
-ROUNDS = 4
+ROUNDS = 3
 
 
 def run_case(name: str, folder: str, comm: Communicator | None = None, **changes: Any) -> tuple[str, Any]:
@@ -199,7 +199,7 @@ def test_interrupted_in_one_process_and_resumed_gives_the_same_bits(
         def stop() -> bool:
             nonlocal calls
             calls += 1
-            return calls > 60
+            return calls > 45
 
         with pytest.raises(Interrupted):
             make_runner(config, stop=stop).run()

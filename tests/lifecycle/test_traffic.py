@@ -25,7 +25,8 @@ def test_totals_are_the_sums_over_rounds_and_payloads_have_the_formulas_size(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     prepare(tmp_path / "data" / "synthetic_dialog")
-    changes = [f"algorithm.exchange={exchange}", "task.max_train=4", "rounds=3", "track.tensorboard=false"]
+    changes = [f"algorithm.exchange={exchange}", "task.max_train=4", "rounds=2", "track.tensorboard=false"]
+    changes += ["task.max_dev=2", "task.max_test=2"]
     assert main(["--config", str(CONFIG), "--set", *changes]) == 0
     run = tmp_path / "runs" / "feda_top50"
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

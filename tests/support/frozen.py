@@ -2,8 +2,11 @@
 
 import ctypes
 import gc
+import logging
 import sys
 from pathlib import Path
+
+from toy import Quadratic
 
 from fedtorch.algorithms import ALGORITHMS
 from fedtorch.config.load import config_facts, load
@@ -38,8 +41,10 @@ def in_huge_pages() -> None:
 for section, names in (("task", TASKS), ("algorithm", ALGORITHMS)):
     for name in names:
         _adapter(named_class(section, name, ""))
+_adapter(Quadratic)
 for path in (Path(__file__).parents[2] / "configs" / "smoke").glob("*.yaml"):
     config_facts(load(path))
+logging.getLogger("fedtorch").setLevel(logging.DEBUG)  # as every run has it; through thousands of loggers
 code_digest()  # reads the package's files, once for all ranks
 gc.enable()  # see used.py
 gc.collect()

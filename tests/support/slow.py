@@ -112,11 +112,15 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[broadcast": OTHER_CASES,
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[evaluate": OTHER_CASES,
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[header": OTHER_CASES,
+        "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[payload": OTHER_CASES,
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[report-": OTHER_CASES,
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[scores": OTHER_CASES,
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[weights": OTHER_CASES,
+        "test_by_the_real_clock_the_jobs_of_lost_clients_are_written_down_and_replayed[header": OTHER_CASES,
+        "test_jobs_of_lost_clients_are_arrivals_of_weight_0[sent": OTHER_CASES,
         "test_jobs_of_lost_clients_are_arrivals_of_weight_0[train-": OTHER_CASES,
         "test_where_messages_travel_the_rest_goes_on_as_in_one_process[replicated": OTHER_CASES,
+        "test_where_updates_travel_early_the_rest_goes_on_as_in_one_process[all": OTHER_CASES,
         "test_where_updates_travel_early_the_rest_goes_on_as_in_one_process[report": OTHER_CASES,
         "test_where_updates_travel_early_the_rest_goes_on_as_in_one_process[sent as": OTHER_CASES,
         "test_where_updates_travel_early_the_rest_goes_on_as_in_one_process[sums": OTHER_CASES,
@@ -137,6 +141,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_rank_killed_in_any_phase_costs_at_most_a_round[worker-evaluate": OTHER_CASES,
         "test_a_rank_killed_in_any_phase_costs_at_most_a_round[worker-header": OTHER_CASES,
         "test_a_rank_killed_in_any_phase_costs_at_most_a_round[worker-init": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[worker-payload": OTHER_CASES,
         "test_a_rank_killed_in_any_phase_costs_at_most_a_round[worker-preflight": OTHER_CASES,
         "test_a_second_kill_while_it_resumes_or_in_the_next_round_changes_nothing[init": OTHER_CASES,
         "test_a_second_kill_while_it_resumes_or_in_the_next_round_changes_nothing[train": OTHER_CASES,
@@ -144,6 +149,10 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/faults/test_kill_adapters.py": {
         "test_a_kill_in_any_phase_leaves_base_and_factors_as_they_would_be[broadcast-2": OTHER_CASES,
+    },
+    "tests/faults/test_kill_async.py": {
+        "test_a_kill_within_a_job_repeats_at_most_so_many_steps_of_it[real": OTHER_CASES,
+        "test_killed_ranks_go_on_on_another_number_of_ranks[1-2-2": OTHER_CASES,
     },
     "tests/faults/test_kill_fragments.py": {
         "test_killed_around_the_step_of_the_sending[rounds-d-6": OTHER_CASES,
@@ -159,6 +168,7 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/faults/test_saving.py": {
         "test_a_rank_killed_between_checkpoints_by_the_clock_leaves_no_trace[at the end-2": OTHER_CASES,
         "test_a_rank_killed_between_checkpoints_by_the_clock_leaves_no_trace[often-0": OTHER_CASES,
+        "test_a_rank_killed_while_the_server_writes_costs_a_round_more[kill:phase=aggregate": OTHER_CASES,
         "test_a_rank_killed_while_the_server_writes_costs_a_round_more[kill:phase=train": OTHER_CASES,
     },
     "tests/faults/test_signals.py": {
@@ -212,19 +222,25 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/invariance/test_fewshot_ranks.py": {
         "test_any_number_of_ranks_gives_the_bits_of_one_process[2": OTHER_CASES,
     },
+    "tests/invariance/test_four_bits.py": {
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[1-worker": OTHER_CASES,
+    },
     "tests/invariance/test_interrupts.py": {
         "test_a_signal_at_any_moment_changes_nothing[checkpoints beside training": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[checkpoints by": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[ditto": OTHER_CASES,
+        "test_a_signal_at_any_moment_changes_nothing[fedavg": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[local": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[rate over rounds": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[stepping": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[trained": OTHER_CASES,
+        "test_a_signal_repeats_no_step_where_they_are_saved[rate": OTHER_CASES,
         "test_a_signal_to_one_of_three_ranks_stops_all_and_loses_nothing[15]": OTHER_CASES,
         "test_a_signal_to_one_of_three_ranks_stops_all_and_loses_nothing[1]": OTHER_CASES,
         "test_a_signal_to_one_of_three_ranks_stops_all_and_loses_nothing[4]": OTHER_CASES,
     },
     "tests/invariance/test_previous_scale.py": {
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[2]": OTHER_CASES,
         "test_any_number_of_ranks_gives_the_bits_of_one_process[3-": OTHER_CASES,
         "test_any_number_of_ranks_gives_the_bits_of_one_process[5]": OTHER_CASES,
     },
@@ -273,6 +289,7 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/lifecycle/test_quantized_answers.py": {
         "test_predict_and_chat_answer_as_the_engine_did[int8-bf16": OTHER_CASES,
+        "test_predict_and_chat_answer_as_the_engine_did[nf4-bf16": OTHER_CASES,
     },
     "tests/lifecycle/test_run_lock.py": {
         "test_on_ranks_the_second_run_ends_with_2_too": "the file's second runs in one process",
