@@ -175,6 +175,7 @@ def draw(into: Path) -> None:
         "rooms": draw_rooms(rooms_of((HERE.parent / "architecture.md").read_text())),
         "sequence": draw_sequence(**source["sequence"]),
         "update": draw_update(**source["update"]),
+        "members": draw_update(**source["members"]),
         "units": draw_units(**source["units"]),
     }
     for name, figure in figures.items():
