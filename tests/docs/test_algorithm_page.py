@@ -27,6 +27,19 @@ PAGE = (ROOT / "docs" / "adding-an-algorithm.md").read_text()
 CLASSES: list[type] = [
     ClientJob, LossCurve, Engine, ServerState, ServerOptimizer, ClientState, Client, Report, Updates, Layout, Sampler,
 ]  # fmt: skip
+OF_THE_RUNNER: dict[type, set[str]] = {
+    ClientJob: {"first_private", "outgoing", "parts", "saves", "silo", "sum", "trainer"},
+    LossCurve: {"over_budget", "told", "untold"},
+    Engine: {
+        "adopt_initial", "beside", "counts", "exported", "forget_initial", "free", "go_on", "initial", "join",
+        "left_out", "moment", "moment_form", "owners", "summed", "take_initial", "unit_ways", "worker",
+    },
+    ClientState: {"copy", "num_bytes"},
+    Report: {"numbers", "seconds"},
+    Updates: {"is_finite"},
+    Layout: {"copied", "digest", "within"},
+}  # fmt: skip
+"""Public members that the runner or the package's own algorithms use; the page leaves them out."""
 BLOCKS = re.findall(r"^```python\n# (\S+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -51,7 +64,8 @@ def members_named(heading: str) -> list[str]:
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_the_reference_has_every_public_member_with_its_signature_or_by_name(cls: type) -> None:
     listed, named = members_listed(f"### `{cls.__name__}`"), members_named(f"### `{cls.__name__}`")
-    found = signatures(cls)
+    found = {name: text for name, text in signatures(cls).items() if name not in OF_THE_RUNNER.get(cls, ())}
+    assert OF_THE_RUNNER.get(cls, set()) <= set(signatures(cls))
     assert len(set(listed)) == len(listed) and len(set(named)) == len(named)
     assert set(named) <= set(found)
     assert set(listed) == {text for name, text in found.items() if name not in named}
@@ -64,7 +78,7 @@ def test_the_reference_has_signatures_of_all_that_the_examples_use() -> None:
     named = {name for heading in headings for name in members_named(heading)}
     listed = {re.split(r"\W", member)[0] for heading in headings for member in members_listed(heading)}
     assert {"send_difference", "placed", "accepted"} <= used & listed
-    assert not used & (named - listed)
+    assert not used & (named.union(*OF_THE_RUNNER.values()) - listed)
 
 
 def test_every_class_of_the_reference_is_compared() -> None:
