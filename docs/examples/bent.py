@@ -6,21 +6,31 @@ directory or on PYTHONPATH. It computes what the package's `feddyn` does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedtorch import ClientJob, Engine, Kept, Layout, Report, ServerState
+from fedtorch import ClientJob, Engine, Kept, Layout, Limits, Report, ServerState
 from fedtorch.algorithms.fedavg import FedAvg
+from fedtorch.core.ranges import Positive
 
 
 @dataclass(frozen=True)
 class Bent(FedAvg):
     """Client: θ_i ≈ argmin f_i(x) − ⟨g_i, x⟩ + (α/2)‖x − θ‖², then g_i ← g_i − α(θ_i − θ); h is the mean of all g_i."""
 
-    alpha: float = 0.01
+    weights: Literal["equal"] = "equal"
+    """other weights are refused: h would not be the mean"""
+    alpha: Positive = 0.01
     """strength of the pull towards the received weights"""
+
+    @property
+    def limits(self) -> Limits:
+        """No robust rule may replace the mean; the step is one of `server.optimizer`."""
+        why_not = "keeps the mean of what its clients keep, which another rule would not give"
+        return replace(super().limits, why_not_robust=why_not, steps_with_optimizer=True)
 
     def client_update(self, job: ClientJob) -> Report:
         """Train on the bent objective; the new g_i goes into the client's state."""

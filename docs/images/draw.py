@@ -176,6 +176,7 @@ def draw(into: Path) -> None:
         "gate": draw_sequence(**source["gate"]),
         "sequence": draw_sequence(**source["sequence"]),
         "update": draw_update(**source["update"]),
+        "members": draw_update(**source["members"]),
         "units": draw_units(**source["units"]),
     }
     for name, figure in figures.items():
