@@ -155,3 +155,19 @@ def closes(sock: socket.socket) -> bool:
         return sock.recv(1) == b""
     except ConnectionError:
         return True
+
+
+def test_who_waits_looks_up_once_when_somebody_says_the_last_word(store: Store) -> None:
+    server = Links.open(store, 0, "127.0.0.1")
+    worker, other = (Links.open(store, rank, "127.0.0.1") for rank in (1, 2))
+    assert eventually(lambda: len(server._peers) == 2)
+    worker.send(0, "notes", b"the last one")
+    worker.end_all()
+    assert not server.wait("notes", [1, 2], 60.0)  # no longer than until then
+    assert server.wait_for_last("notes", [1], 60.0) and server.take("notes", 1) == b"the last one"
+    assert not server.wait_for_last("notes", [1], 60.0)  # nothing more comes
+    assert server.silent == {1} and not server.ended
+    other.send(0, "notes", b"")
+    assert server.wait("notes", [2], 60.0)
+    for links in (worker, other, server):
+        links.close()

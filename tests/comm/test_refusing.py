@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from ranks import run_ranks
 
 from fedtorch.comm.distributed import DistributedCommunicator
 from fedtorch.comm.job.notes import MOST_TOLD, read_note
-from fedtorch.core.errors import FedtorchError, PreflightError
+from fedtorch.core.errors import FedtorchError, PreflightError, TrustError, WrongWorkError
 
 TOLD = "south refuses by its policy"
 NAMES = ("north", "south")
@@ -53,3 +55,32 @@ def test_a_refusal_that_cannot_be_is_none(note: dict[str, Any]) -> None:
     with pytest.raises(PreflightError, match="the note of rank 2"):
         read_note(json.dumps(note), 2)
     assert read_note(json.dumps({"refuses": TOLD, "code": 11}), 2)["refuses"] == TOLD
+
+
+def left_by(who: int, size: int) -> str:
+    """What a rank hears where rank `who` leaves with an error that ends all, in place of coming to a meeting."""
+    names = [f"{number}" for number in range(1, size)]
+    with suppress_text(TrustError) as said, DistributedCommunicator.join(names, timeout_s=40.0, grace_s=1.5) as comm:
+        comm.preflight({"config": "the same"})
+        comm.barrier("before", round=0)
+        if comm.rank == who:
+            raise WrongWorkError("the sum is wrong")
+        comm.barrier("work", round=1)
+    return said[0]
+
+
+@contextmanager
+def suppress_text(kind: type[Exception]) -> Iterator[list[str]]:
+    said: list[str] = []
+    try:
+        yield said
+    except kind as error:
+        said.append(str(error))
+
+
+@pytest.mark.processes
+def test_all_hear_who_left_first_though_the_server_has_left_too() -> None:
+    """The server keeps the store until the others have read there why; they do not wait for a last word of it."""
+    first, *others = sorted(run_ranks(left_by, 6, 3, 6), key=lambda text: text != "the sum is wrong")
+    assert first == "the sum is wrong"
+    assert len(others) == 5 and all(text.startswith("rank 3") for text in others), others

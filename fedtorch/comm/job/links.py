@@ -47,10 +47,12 @@ class Links:
 
     ended: set[int]
     """Ranks whose connection closed; on a worker only the server's can be among them."""
+    silent: set[int]
+    """Ranks that have said their last word, those too."""
 
     def __init__(self, store: Store, listener: socket.socket | None, token: str, *, probes: bool) -> None:
         """listener, token: on the server. probes: may TCP find out by itself that a machine is gone?"""
-        self.ended = set()
+        self.ended, self.silent = set(), set()
         self._store, self._token, self._probes = store, token, probes
         self._listener, self._peers, self._socks = listener, dict[socket.socket, int](), dict[int, socket.socket]()
         self._came: defaultdict[tuple[str, int], deque[bytes]] = defaultdict(deque)
@@ -127,20 +129,33 @@ class Links:
         for rank in tuple(self._socks):
             self.send(rank, f"{_END}{topic}", b"")
 
+    def end_all(self) -> None:
+        """This rank says nothing more; whoever waits for it is told."""
+        self.end("")
+
     def wait(self, topic: str, ranks: Sequence[int], limit_s: float) -> bool:
-        """Whether something came from every one of the ranks, now or before `limit_s` has passed."""
+        """Whether something came from every one of the ranks, now or before `limit_s` has passed.
+
+        False earlier, once, where one of them says its last word meanwhile: it may be time to look who has left.
+        """
+
+        def is_there() -> bool:
+            return all(self._came.get((topic, rank)) for rank in ranks)
+
         with self._changed:
-            return self._changed.wait_for(lambda: all(self._came.get((topic, rank)) for rank in ranks), limit_s)
+            before = self.silent.intersection(ranks)
+            self._changed.wait_for(lambda: is_there() or self.silent.intersection(ranks) > before, limit_s)
+            return is_there()
 
     def wait_for_last(self, topic: str, ranks: Sequence[int], limit_s: float) -> bool:
         """Whether something came from every one of these ranks, which leave; waits for what may still be on its way.
 
         That they leave is known from the store, which may be faster than their connection. Over is the waiting when
-        all came, when all connections have ended, or after `limit_s`.
+        all came or have said their last word, or after `limit_s`.
         """
 
         def is_settled() -> bool:
-            return all(self._came.get((topic, rank)) or rank in self.ended for rank in ranks)
+            return all(self._came.get((topic, rank)) or rank in self.silent for rank in ranks)
 
         with self._changed:
             self._changed.wait_for(is_settled, limit_s)
@@ -225,6 +240,7 @@ class Links:
         if rank is not None and not self._is_closed:
             with self._changed:
                 self.ended.add(rank)
+                self.silent.add(rank)
                 self._changed.notify_all()
 
     def _read(self, sock: socket.socket) -> bool:
@@ -253,7 +269,9 @@ class Links:
 
     def _deliver(self, rank: int, topic: str, data: bytes) -> None:
         with self._changed:
-            if topic.startswith(_END):
+            if topic == _END:
+                self.silent.add(rank)
+            elif topic.startswith(_END):
                 self._over.setdefault(topic.removeprefix(_END), rank)
             else:
                 self._came[topic, rank].append(data)

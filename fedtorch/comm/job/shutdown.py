@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from fedtorch.comm.job.awake import awake_s
@@ -59,6 +60,8 @@ class Shutdown:
                 self._rendezvous.wait(gone, limit_s=_CLOSE_WAIT_S)
         except (DeadlineError, TrustError):
             self._drop()  # somebody has left already, which is what closing is for
+            with suppress(FedtorchError):  # the server may be gone, or wait for this
+                self._store.set(f"gone/{self._rank}", "")
         self._close_connections()
 
     def leave_with_error(self, error: str) -> None:
@@ -66,6 +69,7 @@ class Shutdown:
         self._drop()
         try:
             self._liveness.beat(left=error)
+            self._liveness.links.end_all()  # nobody waits for a last word of this rank, nor it for them
             self._liveness.stop()
             if self._hosts_store:  # so that the others can read why
                 self._rendezvous.wait_regardless({r: f"gone/{r}" for r in self._liveness.others}, self._grace_s)
