@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from fedtorch.config.schema import (
 from fedtorch.core.errors import CheckpointError, ConfigError, Interrupted
 from fedtorch.rounds.asynchrony.arrivals_file import read_events
 from fedtorch.rounds.asynchrony.federation import Event, Federation
+from fedtorch.rounds.asynchrony.live import LiveTrainer
 from fedtorch.rounds.asynchrony.pausing import Pausable
 from fedtorch.rounds.buffer import LATE
 from fedtorch.rounds.membership import Stopped
@@ -202,12 +204,21 @@ SAVING = CheckpointConfig(every=1, every_steps=1000)
 def stopped_while_one_stands_still(folder: str, asynchrony: AsyncConfig) -> None:
     """A rank whose job stands still hears a signal, so that the next meeting ends the run."""
     os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS="sleep:client=c5,seconds=0.3;sleep:client=c6,seconds=0.3")
-    stands, pause = [False], Pausable.pause
+    stands, pause, look = [False], Pausable.pause, LiveTrainer._check_in_time
+    steps = Counter[Any]()
+
+    def looking(self: LiveTrainer, client: str) -> None:
+        """Before each step of a job."""
+        assert self._job is not None
+        steps["now"] = steps[self._job.start]
+        steps[self._job.start] += 1
+        look(self, client)
 
     def paused(work: Pausable) -> None:
-        stands[0] = True
+        stands[0] |= steps["now"] > 0  # before its first step there is nothing to save
         pause(work)
 
+    LiveTrainer._check_in_time = looking  # type: ignore[method-assign]
     Pausable.pause = paused  # type: ignore[method-assign]
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60) as comm, pytest.raises(Interrupted):
         make_runner(config_of(folder, asynchrony, checkpoint=SAVING), comm, stop=lambda: stands[0]).run()
