@@ -164,6 +164,7 @@ def test_the_benchmark_of_machines_has_fewer_bytes_with_one_rank_of_each_talking
     assert 12 * 20_000 < one["bytes"] < 0.7 * every["bytes"]
 
 
+@pytest.mark.long
 def test_the_benchmark_of_states_writes_one_checkpoint_after_the_other(tmp_path: Path) -> None:
     target = tmp_path / "figures.json"
     assert states_main(["--tiny", "--rounds", "2", "--changed", "3", "--json", str(target)]) == 0

@@ -221,6 +221,7 @@ def test_a_config_needs_no_option_and_may_stand_anywhere_but_behind_set(
     assert asked == [((Path("smoke/fedavg"),), 1, 3)] * 2
 
 
+@pytest.mark.long
 def test_configs_with_and_without_the_option_are_laid_over_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "smoke/fedavg", "--dry-run=config", "--config", "overlays/zero0", "--set", "rounds=7"]) == 0
     said = capsys.readouterr().out

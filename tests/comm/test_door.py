@@ -26,6 +26,7 @@ def beside(job: Callable[[], JobMember]) -> tuple[threading.Thread, list[JobMemb
     return thread, found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("secret", ["", "known to all ranks of the test"])
 def test_a_rank_that_comes_before_the_server_has_said_that_it_stays_hears_of_the_end(secret: str) -> None:
     """It would take the store for that of a run that begins, and wait for a beginning that does not come."""
@@ -49,6 +50,7 @@ def test_a_rank_that_comes_early_takes_part_in_a_run_that_begins() -> None:
     assert [member.entry for member in found] == [server.entry] and not server.entry.is_over
 
 
+@pytest.mark.long
 def test_a_server_that_never_says_what_it_is_there_for_is_waited_for_within_a_limit() -> None:
     port = free_port()
     server = Store.join(environ(0, port), 30.0)

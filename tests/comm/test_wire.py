@@ -38,6 +38,7 @@ def received(data: bytes, **changed: int) -> Packet:
     return decode(data, **{"round": ROUND, "sequence": SEQUENCE, "num_clients": CLIENTS, **changed})
 
 
+@pytest.mark.long
 @given(messages)
 def test_a_message_comes_back_exactly(message: Packet) -> None:
     found = received(sent(message))

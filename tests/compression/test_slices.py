@@ -42,6 +42,7 @@ def test_every_number_has_one_owner_and_one_place(size: int, count: int, block: 
             ]
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(NUMBERS, max_size=40), min_size=1, max_size=3),

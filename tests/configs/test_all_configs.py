@@ -55,6 +55,7 @@ def test_every_file_loads_and_its_resolved_form_gives_an_equal_config(everyone: 
         known |= values
 
 
+@pytest.mark.long
 def test_every_row_made_small_gives_an_equal_config_when_it_is_read_back(tmp_path: Path) -> None:
     for row in SMALL_ROWS:
         paper, _, name = row.partition("/")

@@ -90,6 +90,7 @@ def test_a_base_may_be_a_name(elsewhere: Path) -> None:
     assert (config.rounds, config.algorithm_name, config.client_for("yelp").lr) == (2, "fedopt", 1e-3)
 
 
+@pytest.mark.long
 def test_main_takes_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--config", "smoke/fedavg", "--dry-run=config", "--set", "rounds=1"]) == 0
     assert "name: fedavg" in capsys.readouterr().out

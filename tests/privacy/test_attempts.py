@@ -60,6 +60,7 @@ def test_seven_attempts_have_seven_draws_of_the_cohort_and_seven_noises(tmp_path
     assert min(apart) > 0
 
 
+@pytest.mark.long
 def test_nothing_of_a_training_whose_sum_does_not_leave_is_kept(tmp_path: Path) -> None:
     """Clients keep their optimiser: those of the withheld cohort alone are as they were, the others one round on.
 

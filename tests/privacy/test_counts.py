@@ -33,6 +33,7 @@ def noised(
     return numbers
 
 
+@pytest.mark.long
 def test_epsilon_of_a_histogram_and_of_a_unit_in_two_cells() -> None:
     assert terms().epsilon(1) == pytest.approx(4.377, abs=5e-4)
     # two cells at the same deviation are one release with z / √2, and √2 more noise makes up for them

@@ -111,6 +111,7 @@ def test_new_rows_are_asked_with_their_tools() -> None:
         "user", "assistant", "tool"]  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_chat_with_tools_goes_from_a_file_to_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -294,6 +294,7 @@ def test_a_model_is_saved_with_all_that_is_needed_to_load_it(task: WikiSQL, tmp_
         replace(again, max_length=50).build_model(0)
 
 
+@pytest.mark.long
 def test_the_server_learns(task: WikiSQL, tmp_path: Path) -> None:
     """Seconds are too few for whole queries; the loss on questions that nobody trains on shows that it learns."""
     runner = make_runner(config_for(task, tmp_path, FedParsing(), eval=EvalConfig(every=1, on_start=True)))

@@ -186,6 +186,7 @@ def test_the_dry_run_tells_their_bytes_without_computing(tmp_path: Path, monkeyp
     assert less == kept < 0.3 * whole and f"activations (they are computed again): {less / 2**20:,.1f} MiB" in shown
 
 
+@pytest.mark.long
 def test_an_engine_that_has_16_bits_of_its_own_keeps_no_copies_of_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

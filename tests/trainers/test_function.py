@@ -120,6 +120,7 @@ def test_torchruns_variables_are_not_there(tmp_path: Path, monkeypatch: pytest.M
     assert os.environ["MASTER_ADDR"] == "nowhere"
 
 
+@pytest.mark.long
 def test_a_thread_that_is_left_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = job_of(runner_of(tmp_path, named("leaves_a_thread")))
     with caplog.at_level(logging.WARNING):

@@ -104,6 +104,7 @@ def test_a_person_with_one_row_is_a_row() -> None:
     assert rows == pytest.approx(terms.epsilon(5), abs=1e-3)
 
 
+@pytest.mark.long
 def test_rounds_that_a_budget_allows() -> None:
     terms = silo(500, 64, 20, 2.0, 1e-4)
     assert terms.rounds_within(terms.epsilon(7)) == 7 and terms.rounds_within(terms.epsilon(7) - 1e-6) == 6

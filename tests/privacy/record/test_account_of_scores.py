@@ -26,6 +26,7 @@ def test_ten_counts() -> None:
     assert epsilon_of_counts(10.0, {"dev": 10, "test": 1}, 1e-5, apart=True) == pytest.approx(1.1994, abs=1e-3)
 
 
+@pytest.mark.long
 def test_a_person_pays_for_steps_and_scores_and_a_row_for_one_of_them() -> None:
     person, row = terms(final_split="dev", every=1, units={"dev": 50}), terms(apart=True)
     ten = {"dev": 10}
