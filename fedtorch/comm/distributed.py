@@ -75,7 +75,7 @@ class DistributedCommunicator(Communicator):
         self._store, self._options, self.events = store, options, SharedEventLog(store)
         self.staging, self._groups, self._failures, self._is_closed, self._recovers = None, 0, 0, False, False
         self._transcript = Transcript.of(store, self.rank)
-        us = options.links, self.rank, self.size, store.timeout_s  # a store good before and after parties have signed
+        us = options.links, self.rank, self.size, store.timeout_s  # and a copy, good before and after parties sign
         self._liveness = Liveness(copy.copy(store), *us, options.stacks, sees_ends=options.recovers)
         self.member, self.lost, self.has_ended = member, member.entry.lost, member.entry.is_over
         self.vector = MappedVector(lambda: self._group, lambda: store.shares_memory)

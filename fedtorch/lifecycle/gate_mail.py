@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from fedtorch.comm.wire import NO_CLIENT, Packet, read_any
 from fedtorch.rounds.membership import STOP
-from fedtorch.trust.merkle import LEAF
+from fedtorch.trust.merkle import leaves_in
 from fedtorch.trust.policy.asked import Asked
 from fedtorch.trust.policy.gate import Leaving
 from fedtorch.trust.policy.kinds import EXAMPLE_SCORES, REPORTS, SCORES
@@ -64,7 +64,7 @@ def _is_of_chain(field: str, value: object, asked: Asked) -> bool:
     """Is it a digest or a signature of the chain of records, or the leaves that are to be opened?"""
     if not isinstance(value, tuple) or any(number != int(number) or not 0 <= number < 1 << 32 for number in value):
         return False
-    leaves = -(-sum(count for _, count in asked.parameters) * asked.vectors // LEAF)
+    leaves = leaves_in(sum(count for _, count in asked.parameters) * asked.vectors)
     is_places = field == "leaves" and list(value) == sorted({*value}) and all(number < leaves for number in value)
     return is_places or (field == "words" and len(value) in _WORDS)
 

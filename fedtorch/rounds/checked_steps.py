@@ -35,7 +35,7 @@ from fedtorch.rounds.chain import Chain
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.steps import Steps
 from fedtorch.trust.kept import KeptLeaves
-from fedtorch.trust.merkle import LEAF, PassingLeaves, levels, path, root
+from fedtorch.trust.merkle import LEAF, PassingLeaves, leaves_in, levels, path, root
 from fedtorch.trust.receipts import Signed, is_enough
 from fedtorch.trust.tags import Whole
 
@@ -288,7 +288,7 @@ class CheckedSteps(Steps, ABC):
 
     @property
     def _leaves(self) -> int:
-        return -(-len(self.context.vectors.flat) // LEAF)
+        return leaves_in(len(self.context.vectors.flat))
 
     def step_of(self, about: Mapping[str, Any], numbers: Whole) -> Tensor:
         """Make of these numbers of the sum what the server steps along."""

@@ -27,7 +27,7 @@ from fedtorch.rounds.checked_steps import CheckedSteps, WholeSteps
 from fedtorch.rounds.context import RoundContext
 from fedtorch.rounds.steps import Steps
 from fedtorch.trust.kept import KeptLeaves
-from fedtorch.trust.merkle import LEAF, leaves, levels, path, path_length, root_along, vector_leaves
+from fedtorch.trust.merkle import LEAF, leaves, leaves_in, levels, path, path_length, root_along, vector_leaves
 from fedtorch.trust.receipts import Signed
 
 _NODE = 32  # bytes
@@ -107,7 +107,7 @@ class _Opening:
     """Bytes of one of them."""
 
     def __post_init__(self) -> None:
-        self.each, self.count = self.size // len(self.vectors), _leaves_of(self.size)
+        self.each, self.count = self.size // len(self.vectors), leaves_in(self.size)
         self.names = sorted(self.before["state"]["tensors"])
         self.left = sorted(self.after["state"]["tensors"])
         stretches = [(start, stop) for leaf in self.asked for _, start, stop in self._in_vectors(leaf)]
@@ -129,16 +129,16 @@ class _Opening:
     def _places(self) -> Iterator[tuple[int, int]]:
         """(start, stop) of each stretch of numbers of which the step is taken, vector by vector."""
         for first in range(0, self.size, self.each):
-            for start, stop in self.states.stretches:
+            for start, stop in self.states.stretches.values():
                 yield first + start, first + stop
 
     def _parts(self, data: npt.NDArray[np.uint8] | None) -> Iterator[npt.NDArray[np.uint8]]:
         """The parts in order, each before its path: sums with tags; states before, with paths after; weights' paths."""
         lengths = list[int]()
-        for leaf, (start, stop) in zip(self.sums.leaves, self.sums.stretches, strict=True):
+        for leaf, (start, stop) in self.sums.stretches.items():
             lengths += [8 * (stop - start), 8, _NODE * path_length(leaf, self.count)]
-        for leaf, (start, stop) in zip(self.states.leaves, self.states.stretches, strict=True):
-            nodes = _NODE * path_length(leaf, _leaves_of(self.each))
+        for leaf, (start, stop) in self.states.stretches.items():
+            nodes = _NODE * path_length(leaf, leaves_in(self.each))
             lengths += [*[self.itemsize * (stop - start), nodes] * len(self.names), *[nodes] * len(self.left)]
         lengths += [_NODE * path_length(leaf, self.count) for leaf in self.asked]
         at = 0
@@ -158,9 +158,9 @@ class _Opening:
         before = {name: levels(vector_leaves(tensors[name])) for name in self.names}
         after = [levels(vector_leaves(steps.context.server.tensors[name])) for name in self.left]
         shown = list[npt.NDArray[Any]]()
-        for leaf, (start, stop) in zip(self.sums.leaves, self.sums.stretches, strict=True):
+        for leaf, (start, stop) in self.sums.stretches.items():
             shown += [exchanged.total[start:stop], exchanged.tags[leaf : leaf + 1], _path(exchanged.tree, leaf)]
-        for leaf, (start, stop) in zip(self.states.leaves, self.states.stretches, strict=True):
+        for leaf, (start, stop) in self.states.stretches.items():
             for name, tree in before.items():
                 shown += [tensors[name][start:stop].contiguous().view(torch.uint8).numpy(), _path(tree, leaf)]
             shown += [_path(tree, leaf) for tree in after]
@@ -185,7 +185,7 @@ class _Opening:
             for name, found in states.items():
                 found.append(next(parts))
                 root = self.before["state"]["tensors"][name]
-                self._along(steps, leaf, _leaves_of(self.each), found[-1], next(parts), root, name)
+                self._along(steps, leaf, leaves_in(self.each), found[-1], next(parts), root, name)
             after += [next(parts) for _ in self.left]
         totals, tags = (np.concatenate(each) for each in zip(*sums, strict=True))
         server = self._stepped(steps, totals, {name: np.concatenate(each) for name, each in states.items()})
@@ -210,7 +210,7 @@ class _Opening:
             round=context.round,
             num_rounds=context.server.num_rounds,
             run_seed=context.server.run_seed,
-            layout=None if layout is None else layout.within(self.states.stretches),
+            layout=None if layout is None else layout.within(self.states.stretches.values()),
         )
         found = steps.step_of(self.after, totals)
         along = [part for start, stop in self._places() for part in self.sums.of(found, start, stop)]
@@ -228,12 +228,12 @@ class _Opening:
         if server.numbers.get(SERVER_STEPS, 0) != self.after["state"]["steps"]:
             raise steps.wrong("the record counts other steps of the server's optimiser than there were")
         roots, paths = self.after["state"]["tensors"], iter(of_states)
-        for leaf, (start, stop) in zip(self.states.leaves, self.states.stretches, strict=True):
+        for leaf, (start, stop) in self.states.stretches.items():
             for name in self.left:
                 (values,) = self.states.of(server.tensors[name], start, stop)
                 shown = values.view(torch.uint8).numpy()  # numpy has not all dtypes
                 what = f"{name} after the step"
-                self._along(steps, leaf, _leaves_of(self.each), shown, next(paths), roots[name], what)
+                self._along(steps, leaf, leaves_in(self.each), shown, next(paths), roots[name], what)
         for leaf, nodes in zip(self.asked, of_vectors, strict=True):
             stepped = [(server.tensors[name], start, stop) for name, start, stop in self._in_vectors(leaf)]
             values = torch.cat([part for stretch in stepped for part in self.states.of(*stretch)])
@@ -266,8 +266,8 @@ class _Some:
         """needed: (start, stop) of stretches that they have in them. size: of the whole vector."""
         self.leaves = sorted({leaf for stretch in needed for leaf in _touched(*stretch)})
         self._at = {leaf: LEAF * number for number, leaf in enumerate(self.leaves)}
-        self.stretches = [(leaf * LEAF, min((leaf + 1) * LEAF, size)) for leaf in self.leaves]
-        """(start, stop) of each in the whole vector"""
+        self.stretches = {leaf: (leaf * LEAF, min((leaf + 1) * LEAF, size)) for leaf in self.leaves}
+        """leaf -> (start, stop) in the whole vector"""
 
     def of(self, values: Tensor, start: int, stop: int) -> Iterator[Tensor]:
         """Views of the numbers from `start` to `stop` of the whole vector. values: those of the leaves, end to end."""
@@ -278,11 +278,7 @@ class _Some:
 
 def _touched(start: int, stop: int) -> range:
     """Leaves that have numbers of this stretch."""
-    return range(start // LEAF, -(-stop // LEAF))
-
-
-def _leaves_of(size: int) -> int:
-    return -(-size // LEAF)
+    return range(start // LEAF, leaves_in(stop))
 
 
 def _path(tree: Sequence[Sequence[bytes]], leaf: int) -> npt.NDArray[np.uint8]:

@@ -14,6 +14,11 @@ LEAF = 4096
 """Numbers in a leaf; the last one may have fewer."""
 
 
+def leaves_in(size: int) -> int:
+    """How many leaves a vector of so many numbers has; none, where it has no numbers."""
+    return -(-size // LEAF)
+
+
 def root(values: npt.NDArray[np.generic], leaf: int = LEAF) -> bytes:
     """sha256, 32 bytes. values: flat, of any dtype; as little-endian bytes.
 

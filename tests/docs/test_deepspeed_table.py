@@ -1,4 +1,4 @@
-"""What docs/gpus.md says that DeepSpeed refuses is what the code refuses, for all algorithms and their settings."""
+"""The table of docs/gpus.md names all that DeepSpeed refuses, and nothing else, over all algorithms and settings."""
 
 from __future__ import annotations
 

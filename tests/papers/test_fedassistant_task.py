@@ -18,6 +18,7 @@ from fedtorch.config.find import shipped
 from fedtorch.config.load import load
 from fedtorch.core.errors import ConfigError, DataError
 from fedtorch.data.dialog_folder import write_dialogs
+from fedtorch.data.prepare import main as data_main
 from fedtorch.main import main
 from fedtorch.metrics.perplexity import perplexity, table
 from fedtorch.models.gpt2 import GPT2Model
@@ -396,9 +397,16 @@ def test_a_client_without_test_dialogs_trains_and_is_evaluated_on_the_others(
 
 
 @pytest.mark.data
-def test_the_six_real_domains_train(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_six_real_domains_train(
+    is_whole: bool, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    prepare_few("dialog", shared_data, "data/sgd", "--source", "sgd")
+    if is_whole:
+        raw = str(shared_data / "dialog" / "sgd")
+        assert data_main(["prepare", "dialog", "--raw", raw, "--source", "sgd", "--out", "data/sgd"]) == 0
+    else:
+        prepare_few("dialog", shared_data, "data/sgd", "--source", "sgd")
     shrunk = ["task.data=data/sgd", "task.max_train=2", "task.max_test=1", "rounds=1", "track.tensorboard=false"]
     model = ["task.model.positions=512", "task.max_length=512"]
     assert main(["--config", "smoke/feda_top50", "--set", *shrunk, *model]) == 0

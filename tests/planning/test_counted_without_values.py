@@ -53,7 +53,7 @@ def test_figures_of_all_small_configs_are_those_of_models_with_values(
 
 
 def dry_run(folder: str, words: Sequence[str]) -> tuple[str, int]:
-    """What a dry run of these words says, and the bytes by which this process grew at most."""
+    """Make a dry run of these words: its text, and the bytes by which this process grew at most."""
     os.chdir(folder)
     before, out = status("VmRSS"), io.StringIO()
     with contextlib.redirect_stdout(out):

@@ -204,24 +204,26 @@ SAVING = CheckpointConfig(every=1, every_steps=1000)
 def stopped_while_one_stands_still(folder: str, asynchrony: AsyncConfig) -> None:
     """A rank whose job stands still hears a signal, so that the next meeting ends the run."""
     os.environ.update(FEDTORCH_TESTING="1", FEDTORCH_FAULTS="sleep:client=c5,seconds=0.3;sleep:client=c6,seconds=0.3")
-    stands, pause, look = [False], Pausable.pause, LiveTrainer._check_in_time
-    steps = Counter[Any]()
+    stands, pause, look = False, Pausable.pause, LiveTrainer._check_in_time
+    looks, steps = Counter[int](), 0
 
     def looking(self: LiveTrainer, client: str) -> None:
         """Before each step of a job."""
+        nonlocal steps
         assert self._job is not None
-        steps["now"] = steps[self._job.start]
-        steps[self._job.start] += 1
+        steps = looks[self._job.start]
+        looks[self._job.start] += 1
         look(self, client)
 
     def paused(work: Pausable) -> None:
-        stands[0] |= steps["now"] > 0  # before its first step there is nothing to save
+        nonlocal stands
+        stands |= steps > 0  # before its first step there is nothing to save
         pause(work)
 
     LiveTrainer._check_in_time = looking  # type: ignore[method-assign]
     Pausable.pause = paused  # type: ignore[method-assign]
     with DistributedCommunicator.join(tuple(CLIENTS), timeout_s=60) as comm, pytest.raises(Interrupted):
-        make_runner(config_of(folder, asynchrony, checkpoint=SAVING), comm, stop=lambda: stands[0]).run()
+        make_runner(config_of(folder, asynchrony, checkpoint=SAVING), comm, stop=lambda: stands).run()
 
 
 @pytest.mark.processes

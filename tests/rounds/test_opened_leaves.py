@@ -30,7 +30,7 @@ def test_whatever_is_asked_for_has_all_numbers_of_its_places_and_comes_out_whole
         stepped = torch.cat([flat[start:stop] for start, stop in opening._places()]).chunk(vectors)
         for number, vector in enumerate(stepped):
             assert torch.equal(vector, stepped[0] + number * each)  # the same places in each vector
-        sums = torch.cat([flat[start:stop] for start, stop in opening.sums.stretches])
+        sums = torch.cat([flat[start:stop] for start, stop in opening.sums.stretches.values()])
         along = [part for start, stop in opening._places() for part in opening.sums.of(sums, start, stop)]
         assert torch.equal(torch.cat(along), torch.cat(stepped))
         for leaf in asked:

@@ -24,7 +24,7 @@ from fedtorch.comm.transport.group import Group
 from fedtorch.core.errors import PreflightError, TrustError
 from fedtorch.core.kernels import Fold
 from fedtorch.core.prime import Words, added
-from fedtorch.trust.merkle import LEAF, leaves
+from fedtorch.trust.merkle import leaves, leaves_in
 from fedtorch.trust.policy.parts import SALT_BYTES, factors_of, salted
 from fedtorch.trust.receipts import Signed
 from fedtorch.trust.silo_tags import OwnTags
@@ -56,7 +56,7 @@ class SilosPart:
         Raises:
             TrustError: one of them is too large.
         """
-        first, self._leaves = self._leaves, self._leaves + -(-len(numbers) // LEAF)
+        first, self._leaves = self._leaves, self._leaves + leaves_in(len(numbers))
         if self._key is None:
             return
         whole = numbers
@@ -139,7 +139,7 @@ class ServersPart:
         self._witness, self._group = witness, group
         self._exchanged = witness.begin(f"{group.generation}.{group.sequence}", round, scale)
         self._hashes: dict[int, list[bytes]] = {}
-        self._room = witness.lend(size + -(-size // LEAF))
+        self._room = witness.lend(size + leaves_in(size))
         self._total = self._room[:size]
 
     def see_part(self, rank: int, window: npt.NDArray[Any]) -> None:
@@ -165,7 +165,7 @@ class ServersPart:
             TrustError: a receipt is not about what came, and about this exchange.
             PreflightError: it is none.
         """
-        count = -(-len(self._total) // LEAF) if self._witness.has_tags else 0
+        count = leaves_in(len(self._total)) if self._witness.has_tags else 0
         tags = []
         for rank in ranks:
             *numbers, length = self._group.receive_numbers(count + 1, rank)
