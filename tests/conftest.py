@@ -41,20 +41,20 @@ parse_once()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the slow tests of `slow.py`; files with tests that start processes come first, as they take longest."""
+    """Mark the slow tests of `slow.py`; the units that take longest come first."""
     if not any("::" in arg for arg in config.args) and (gone := stale(item.nodeid for item in items)):
         raise pytest.UsageError(f"tests/support/slow.py names tests that there are not: {', '.join(gone)}")
     for item in items:
         if is_slow(item.nodeid):
             item.add_marker(pytest.mark.slow)
-    first = {item.path for item in items if item.get_closest_marker("processes")}
-    items.sort(key=lambda item: (unit_of(item.nodeid) not in FIRST, item.path not in first))
+    items.sort(key=lambda item: unit_of(item.nodeid) not in FIRST)
 
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays: collections of garbage, which DeepSpeed asks for often, pass it over."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)
     gc.enable()
 
 

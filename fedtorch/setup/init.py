@@ -8,9 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from fedtorch.config import load as yaml_config
+from fedtorch.core import yaml_tree
 from fedtorch.core.errors import ConfigError, DataError, FedtorchError, print_error
 from fedtorch.setup.data_check import own_task
 from fedtorch.stats.proposals import proposals
@@ -86,7 +85,7 @@ def _tried(proposal: Proposal, out: Path) -> tuple[list[str], str]:
     Raises:
         DataError: too many rows cannot be used.
     """
-    config = yaml_config.load(yaml.safe_load(proposal.text()))
+    config = yaml_config.load(yaml_tree.read(proposal.text(), str(out)).data)
     with scratch_beside(out) as scratch:
         found = unusable_rows(own_task(config.task, config.task_name), scratch)
     if not found.bad:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from fedtorch.core import yaml_tree
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.scores import LOSS
 from fedtorch.tracking import records
@@ -208,12 +207,8 @@ def read_run(folder: Path) -> Run:
     results = _results_beside_a_gap(folder)
     if not path.is_file() and not results:
         raise ConfigError(f"{path} does not exist; name the folder of a run, such as runs/my_run")
-    config: Any = {}
-    if (folder / "config.yaml").is_file():
-        try:
-            config = yaml.safe_load((folder / "config.yaml").read_text())
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{folder / 'config.yaml'} is not YAML: {error}") from error
+    settings = folder / "config.yaml"
+    config = yaml_tree.read(settings.read_text(), str(settings)).data if settings.is_file() else {}
     found = list(records.read(path)) if path.is_file() else []
     last_round = max((record["round"] for record in found if record["kind"] == "round"), default=0)
     if last_round > results.get("rounds", 0):
@@ -225,7 +220,7 @@ def read_run(folder: Path) -> Run:
     clients += [record["client"] for record in found if "client" in record]
     return Run(
         folder,
-        config if isinstance(config, Mapping) else {},
+        config,
         found,
         clients=tuple(dict.fromkeys(clients)),
         rounds=max((record.get("rounds", 0) for record in heads[-1:]), default=results.get("rounds", 0)),

@@ -8,16 +8,18 @@ import string
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from differences import difference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parsed import parse, read_without_libyaml
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.config import schema as config
 from fedtorch.config import system as config_system
+from fedtorch.config.find import shipped
 from fedtorch.config.load import companions, digest, load, to_dict, to_yaml
 from fedtorch.config.masking import MASK
 from fedtorch.config.result_keys import NO_EFFECT
@@ -364,8 +366,8 @@ BAD = [
     ("base: [x.yaml]", "base files form a cycle: x.yaml -> x.yaml; remove one `base`"),
     ("base: [1]", "base in x.yaml:1 is a list of 1 but should be a list of file names"),
     ("- a\n- b", "x.yaml holds a list of 2 but should hold `key: value` lines"),
-    ("rounds: 1\n  client: {}", "x.yaml:2 is not valid YAML: mapping values are not allowed here"),
-    ("rounds: 1\n---\nrounds: 2", "x.yaml:2 is not valid YAML: but found another document"),
+    ("rounds: 1\n  client: {}", "x.yaml:2 is not valid YAML: mapping values are not allowed"),
+    ("rounds: 1\n---\nrounds: 2", "x.yaml:2: a second document begins here; expected one"),
     ("task: {data: !!python/name:os.system x}", "x.yaml:1: the tag `!!python/name:os.system` is not supported"),
     ("client: &c {lr: 1}\nserver: *c", "x.yaml:2: an alias (`*name`) is not supported"),
     (f"rounds: {'1' * 5000}", "x.yaml:1: Exceeds the limit (4300 digits)"),
@@ -521,6 +523,17 @@ _values = st.recursive(
 def test_what_is_written_is_read_back_equal(data: dict[str, object]) -> None:
     found = read(write(data), "x").data
     assert found == data and repr(found) == repr(data)  # repr tells 1 from 1.0 and true
+
+
+def test_with_and_without_libyaml_a_config_has_the_same_values_and_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parsed(path: Path) -> tuple[str, dict[Any, str]]:
+        marks: dict[Any, str] = {}
+        return repr(parse(path.read_text(), "x", marks, numbered=True)), marks
+
+    files = sorted(shipped().rglob("*.yaml"))
+    found = {path: parsed(path) for path in files}
+    read_without_libyaml(monkeypatch)
+    assert len(files) > 100 and {path: parsed(path) for path in files} == found
 
 
 @settings(max_examples=200, deadline=None)

@@ -60,9 +60,9 @@ def refused(places: Path, **changes: Any) -> list[tuple[int, str]]:
     return run(places)
 
 
-def told_south(places: Path) -> str:
-    """What south is told, which ends with code 4; the others wait for it in vain."""
-    write_config(places)
+def told_south(places: Path, start_timeout: float = 60.0) -> str:
+    """What south is told, which ends with code 4; the others wait for it in vain, so long where nobody tells them."""
+    write_config(places, system={**SYSTEM, "start_timeout": start_timeout})
     hub, north, south, west = expect_exit(as_party, len(PARTIES), str(places))
     assert [outcome.exit_code for outcome in (hub, north, west)] == [7, 7, 7]
     code, said = south.result
@@ -221,7 +221,7 @@ def test_a_silo_that_lists_itself_under_another_key_is_not_let_in(places: Path) 
         path.unlink()
     new_key(places / "south" / "own.key")
     replaced(places, "south", before, public(places, "south"))
-    told = told_south(places)
+    told = told_south(places, start_timeout=12.0)
     assert "did not let rank 2 in: by its list of members" in told
     log = (places / "hub" / "run" / "log.rank0.txt").read_text()
     assert "a connection of rank 2 is refused" in log and "not signed by `south`" in log

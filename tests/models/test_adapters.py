@@ -492,4 +492,4 @@ def test_a_rank_has_no_copy_of_the_base(base: str, tokenizer: Any, tmp_path: Pat
     keys = {"n_layer": 4, "n_embd": 512, "n_head": 4, "n_positions": 64}
     taken_by({**keys, "n_layer": 1, "n_embd": 8}, base, tokenizer, tmp_path / "small")  # what only a first step imports
     num_bytes, held, in_all = taken_by(keys, base, tokenizer, tmp_path / "whole")
-    assert held < num_bytes / 5 and in_all < num_bytes / 4, (held, in_all, num_bytes)
+    assert held < num_bytes / 5 and in_all < num_bytes / 3, (held, in_all, num_bytes)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.yaml_tree import write
 from fedtorch.report.command_line import main
 from fedtorch.report.find_runs import find_runs
 from fedtorch.report.groups import make_groups
@@ -49,6 +50,15 @@ def test_the_one_key_that_differs_is_found_and_its_values_are_in_order(tmp_path:
     # overall by hand: (3 + 1) of 12, and the mean of 0.3 and 0.5
     assert sweep.lines[0].points[0].figures["micro"] == [pytest.approx(4 / 12)]
     assert sweep.lines[0].points[0].figures["macro"] == [pytest.approx(0.4)]
+
+
+def test_values_are_read_as_the_run_has_read_them(tmp_path: Path) -> None:
+    """Otherwise than by YAML 1.1, in which `off` is false and 1:30 the number 90."""
+    for value, right in (("off", 7), ("1:30", 3), ("cosine", 9)):
+        make_run(tmp_path / str(right), right)
+        with (tmp_path / str(right) / "config.yaml").open("a") as file:
+            file.write(write({"schedule": value}))
+    assert [point.value for point in swept(tmp_path).lines[0].points] == ["1:30", "cosine", "off"]
 
 
 def test_seeds_are_one_point_with_their_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

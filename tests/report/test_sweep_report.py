@@ -67,11 +67,11 @@ def sweep(tmp_path: Path) -> Path:
 
 def test_what_is_no_run_is_left_out_and_named(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(sweep), "--no-plots"]) == 0
-    said = capsys.readouterr()
+    said, broken = capsys.readouterr(), sweep / "broken" / "config.yaml"
     assert [line.partition(": ")[2] for line in said.err.splitlines() if line.startswith("left out")] == [
         f"{sweep / 'begun'}: a run without a record yet",
         f"{sweep / 'notes'}: no run",
-        f"{sweep / 'broken'}: {sweep / 'broken' / 'config.yaml'} is not YAML: while parsing a flow node",
+        f"{sweep / 'broken'}: {broken}:2 is not valid YAML: did not find expected node content",
         f"{sweep / 'later'}: planned, has not begun",
     ]
     assert [line.split(" | ")[0] for line in said.out.splitlines() if line.startswith("| x")] == [

@@ -47,6 +47,7 @@ for path in (Path(__file__).parents[2] / "configs" / "smoke").glob("*.yaml"):
 logging.getLogger("fedtorch").setLevel(logging.DEBUG)  # as every run has it; through thousands of loggers
 code_digest()  # reads the package's files, once for all ranks
 gc.enable()  # see used.py
+gc.set_threshold(20_000)  # as in conftest.py
 gc.collect()
 gc.freeze()
 in_huge_pages()

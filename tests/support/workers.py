@@ -1,7 +1,9 @@
 """Runs tests in several processes, forked once all tests are collected: what they import is imported once.
 
-The workers take units (see schedule.py) from a pipe, in order, and send their reports to the first process, which shows
-them. Fork servers of ranks (see ranks.py) start before, so that all workers have the same ones.
+The workers take units (see schedule.py) from pipes, in order, and send their reports to the first process, which shows
+them. Half of them begin with units that start processes, the others with those that do not: a core is idle where all
+wait for ranks, and twelve ranks on two cores mostly wait for each other. Fork servers of ranks (see ranks.py) start
+before, so that all workers have the same ones.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from multiprocessing import Pipe, get_context
@@ -44,19 +46,32 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     units: dict[str, list[pytest.Item]] = {}
     for item in session.items:
         units.setdefault(unit_of(item.nodeid), []).append(item)
-    start_servers({str(item.path) for item in session.items if item.get_closest_marker("processes")})
-    waiting, writer = os.pipe()
-    os.write(writer, b"".join(number.to_bytes(2, "big") for number in range(len(units))))
-    os.close(writer)
+    start_servers({str(item.path) for item in session.items if starts_processes(item)})
     session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-    workers = [_fork(session, list(units.values()), waiting, number) for number in range(count)]
-    os.close(waiting)
+    starting = [any(map(starts_processes, items)) for items in units.values()]
+    queues = [_queue(number for number, starts in enumerate(starting) if starts is kind) for kind in (True, False)]
+    workers = [_fork(session, list(units.values()), queues[:: 1 - number % 2 * 2], number) for number in range(count)]
+    for queue in queues:
+        os.close(queue)
     try:
         _listen(session, {worker.pipe: worker for worker in workers})
     finally:
         for worker in workers:
             worker.stop()
     return True
+
+
+def starts_processes(item: pytest.Item) -> bool:
+    """Is the test marked as one that starts processes?"""
+    return item.get_closest_marker("processes") is not None
+
+
+def _queue(numbers: Iterable[int]) -> int:
+    """A pipe from which each of these numbers can be read once."""
+    reader, writer = os.pipe()
+    os.write(writer, b"".join(number.to_bytes(2, "big") for number in numbers))
+    os.close(writer)
+    return reader
 
 
 @dataclass
@@ -73,9 +88,9 @@ class _Worker:
         self.process.join()
 
 
-def _fork(session: pytest.Session, units: Units, waiting: int, number: int) -> _Worker:
+def _fork(session: pytest.Session, units: Units, queues: Sequence[int], number: int) -> _Worker:
     receiver, sender = Pipe(duplex=False)
-    process = _FORK.Process(target=_work, args=(session, units, waiting, number, sender))
+    process = _FORK.Process(target=_work, args=(session, units, queues, number, sender))
     process.start()
     sender.close()
     return _Worker(process, receiver)
@@ -107,7 +122,7 @@ def _listen(session: pytest.Session, workers: dict[Connection, _Worker]) -> None
             raise session.Failed(session.shouldfail or session.shouldstop)
 
 
-def _work(session: pytest.Session, units: Units, waiting: int, number: int, pipe: Connection) -> None:
+def _work(session: pytest.Session, units: Units, queues: Sequence[int], number: int, pipe: Connection) -> None:
     """Run units of tests as long as there are any."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored in what it runs behind it
     config = session.config
@@ -121,7 +136,7 @@ def _work(session: pytest.Session, units: Units, waiting: int, number: int, pipe
     factory._basetemp.mkdir(mode=0o700)
     config.pluginmanager.register(_Telling(config, pipe))
     try:
-        for item, after in pairwise(chain(_items(units, waiting), [None])):
+        for item, after in pairwise(chain(_items(units, queues), [None])):
             assert item is not None
             pipe.send(("begins", item.nodeid))
             config.hook.pytest_runtest_protocol(item=item, nextitem=after)
@@ -133,10 +148,11 @@ def _work(session: pytest.Session, units: Units, waiting: int, number: int, pipe
         session._setupstate.teardown_exact(None)
 
 
-def _items(units: Units, waiting: int) -> Iterator[pytest.Item]:
-    """The tests of one unit after the other; a unit that is begun here is begun nowhere else."""
-    while number := os.read(waiting, 2):
-        yield from units[int.from_bytes(number, "big")]
+def _items(units: Units, queues: Sequence[int]) -> Iterator[pytest.Item]:
+    """The tests of one unit after the other, queue by queue; a unit that is begun here is begun nowhere else."""
+    for queue in queues:
+        while number := os.read(queue, 2):
+            yield from units[int.from_bytes(number, "big")]
 
 
 class _Telling:
