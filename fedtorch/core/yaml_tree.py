@@ -20,6 +20,7 @@ from fedtorch.core.errors import ConfigError
 Key = tuple[str | int, ...]
 
 _DEEPEST = 100
+_PLAINER = {"found invalid Unicode character escape code": "a code such as \\ud800 is half of a surrogate pair"}
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {
     "null": (r"~|null|Null|NULL|", [*"~nN", ""]),
@@ -160,7 +161,7 @@ def _parse(text: str, source: str, marks: dict[Key, str], *, numbered: bool) -> 
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark and numbered else ""
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise ConfigError(f"{source}{line} is not valid YAML: {reason}") from error
+        raise ConfigError(f"{source}{line} is not valid YAML: {_PLAINER.get(reason, reason)}") from error
 
 
 def _document(loader: Any, source: str, marks: dict[Key, str]) -> Any:

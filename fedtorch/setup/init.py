@@ -64,6 +64,8 @@ def write(
     """
     if out.exists() or out.is_symlink():
         raise ConfigError(f"{out} is there already and is not overwritten; give another name by --out")
+    if not _is_text(source):
+        raise ConfigError(f"the name {source!r} is no text in UTF-8, as a config is; rename it")
     proposal = propose(source, out, model, wishes=wishes, form=form, counted=counted)
     told, text = _tried(proposal, out)
     template = out.with_suffix(".jinja")
@@ -77,6 +79,11 @@ def write(
     return "\n".join(
         [*told, f"{out} is written. Next:", f"  fedtorch data check {name}", f"  fedtorch run --config {name}"]
     )
+
+
+def _is_text(name: str) -> bool:
+    """Has it no half of a surrogate pair, which stands for a byte of a file's name that is no UTF-8?"""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _tried(proposal: Proposal, out: Path) -> tuple[list[str], str]:

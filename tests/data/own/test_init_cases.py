@@ -278,7 +278,7 @@ def test_a_damaged_parquet_file_is_told_in_a_line(capfd: pytest.CaptureFixture[s
 
 def test_a_name_that_is_no_unicode_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([jsonl(NOTES, "a\udcffb.jsonl")(Path()), "--out", "data.yaml"]) == 2
-    assert "task.data.source has half of a surrogate pair in it" in capsys.readouterr().err
+    assert "the name 'a\\udcffb.jsonl' is no text in UTF-8" in capsys.readouterr().err
 
 
 def test_pipes_are_no_files(capsys: pytest.CaptureFixture[str]) -> None:
