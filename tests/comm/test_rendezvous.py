@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ranks import Ranks, expect_exit, run_ranks, start_ranks
 
 from fedtorch.comm.distributed import DistributedCommunicator
+from fedtorch.comm.job.links import Links
 from fedtorch.comm.options import Network
 from fedtorch.comm.wire import NO_CLIENT, Packet
 from fedtorch.core.errors import DeadlineError, PreflightError
@@ -237,6 +238,32 @@ def read_the_verdict_late() -> None:
 @pytest.mark.processes
 def test_a_rank_that_reads_the_verdict_late_names_who_left_first() -> None:
     for outcome in expect_exit(read_the_verdict_late, 3)[:2]:
+        assert "rank 2 left the job with KeyError" in outcome.error
+
+
+def connect_late(folder: str) -> None:
+    """Rank 1 comes to the server once that has told everyone why it leaves."""
+    said, hello = Path(folder) / "said", Links.send
+    if os.environ["RANK"] == "1":
+
+        def send_late(self: Links, *told: Any) -> None:
+            while not said.exists():
+                time.sleep(0.02)
+            hello(self, *told)
+
+        Links.send = send_late  # type: ignore[method-assign]
+    with DistributedCommunicator.join(["a", "b"], timeout_s=300, grace_s=10.0) as comm:
+        if comm.rank == 2:
+            raise KeyError("the secret text of a client")
+        try:
+            comm.barrier("reports", round=4)
+        finally:
+            said.touch()
+
+
+@pytest.mark.processes
+def test_a_rank_that_connects_late_names_who_left_first(tmp_path: Path) -> None:
+    for outcome in expect_exit(connect_late, 3, str(tmp_path))[:2]:
         assert "rank 2 left the job with KeyError" in outcome.error
 
 

@@ -55,6 +55,7 @@ class Links:
         self.ended, self.silent = set(), set()
         self._store, self._token, self._probes = store, token, probes
         self._listener, self._peers, self._socks = listener, dict[socket.socket, int](), dict[int, socket.socket]()
+        self._unsent: defaultdict[int, list[bytes]] = defaultdict(list)  # to ranks that have not come yet
         self._came: defaultdict[tuple[str, int], deque[bytes]] = defaultdict(deque)
         self._over: dict[str, int] = {}  # topic -> rank that has ended it
         self._changed, self._sending = threading.Condition(), threading.Lock()
@@ -114,15 +115,13 @@ class Links:
             ) from None
 
     def send(self, rank: int, topic: str, data: bytes) -> None:
-        """Send to the server, or from it to a worker; nothing where that one is gone, which the waiting finds out."""
-        name, sock = topic.encode(), self._socks.get(rank)
-        if sock is None:
-            return
-        try:
-            with self._sending:
-                sock.sendall(_HEAD.pack(len(data), len(name)) + name + data)
-        except OSError:  # closed, or full for as long as a rank may be silent: then a part of it has left
-            _shut(sock)
+        """Send to the server, or from it to a worker, once that has come; nothing where it is gone."""
+        name = topic.encode()
+        with self._sending:
+            if (sock := self._socks.get(rank)) is not None:
+                _send(sock, _HEAD.pack(len(data), len(name)) + name + data)
+            elif self._listener is not None and rank not in self.ended:
+                self._unsent[rank].append(_HEAD.pack(len(data), len(name)) + name + data)
 
     def end(self, topic: str) -> None:
         """This rank takes no more part in the topic; who waits for it there is told."""
@@ -228,7 +227,10 @@ class Links:
         if sock not in self._buffers:
             self._buffers[sock] = bytearray()
             self._selector.register(sock, selectors.EVENT_READ)
-        self._peers[sock], self._socks[rank] = rank, sock
+        with self._sending:
+            self._peers[sock], self._socks[rank] = rank, sock
+            for told in self._unsent.pop(rank, ()):
+                _send(sock, told)
 
     def _drop(self, sock: socket.socket) -> None:
         self._selector.unregister(sock)
@@ -295,6 +297,13 @@ class Links:
         if self._store.signature.is_personal:
             self.send(int(told[1]), _WELCOME, b"")
         return True
+
+
+def _send(sock: socket.socket, told: bytes) -> None:
+    try:
+        sock.sendall(told)
+    except OSError:  # closed, or full for as long as a rank may be silent: then a part of it has left
+        _shut(sock)
 
 
 def _shut(sock: socket.socket) -> None:
