@@ -96,8 +96,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, Any]
     [
         (2, {}),
         pytest.param(3, {"exchange": "reduce", "update_memory_mb": 1}, marks=pytest.mark.slow),
-        pytest.param(3, {"server_works": True, "exchange": "send"}, marks=pytest.mark.slow),
-        (5, {}),
+        (3, {"server_works": True, "exchange": "send"}),
+        pytest.param(5, {}, marks=pytest.mark.slow),
         pytest.param(5, {"shared_memory": "never"}, marks=pytest.mark.slow),
     ],
     ids=["2", "3-reduce", "3-server-works", "5", "5-sockets"],

@@ -246,7 +246,7 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/invariance/test_pseudo_labels.py": {
         "test_any_number_of_ranks_gives_the_bits_of_one_process[2": OTHER_CASES,
-        "test_any_number_of_ranks_gives_the_bits_of_one_process[4": OTHER_CASES,
+        "test_any_number_of_ranks_gives_the_bits_of_one_process[7": OTHER_CASES,
     },
     "tests/invariance/test_ranks.py": {
         "test_any_number_of_ranks_gives_the_bits_of_one_process[2]": OTHER_CASES,
