@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedtorch.algorithms.kept import Kept as Kept
     from fedtorch.algorithms.limits import Limits as Limits
     from fedtorch.algorithms.message import MessageAlgorithm as MessageAlgorithm
+    from fedtorch.algorithms.travels import Travels as Travels
     from fedtorch.api.audit import audit_run as audit_run
     from fedtorch.api.partition import partition as partition
     from fedtorch.api.privacy_cost import privacy_cost as privacy_cost
@@ -65,6 +66,7 @@ _PUBLIC = {
     "Kept": "fedtorch.algorithms.kept",
     "Limits": "fedtorch.algorithms.limits",
     "MessageAlgorithm": "fedtorch.algorithms.message",
+    "Travels": "fedtorch.algorithms.travels",
     "ClientJob": "fedtorch.train.job",
     "Engine": "fedtorch.train.engine",
     "Report": "fedtorch.core.update",

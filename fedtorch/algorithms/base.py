@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import NAMES, Limits
 from fedtorch.algorithms.run_facts import RunFacts
+from fedtorch.algorithms.travels import Travels
 from fedtorch.algorithms.weighting import shares
 from fedtorch.core.client import ClientState
-from fedtorch.core.direction_model import FollowingWeights
 from fedtorch.core.overrides import definer, overrides
 from fedtorch.core.places import Places
 from fedtorch.core.renamed import refuse_old_names
@@ -77,7 +74,12 @@ class Updates(Protocol):
 
 
 OLD_NAMES = {name: f"limits.{name}" for name in NAMES} | {
-    "exchanged": "exchanged_vectors",
+    "exchanged": "travels.vectors",
+    "exchanged_vectors": "travels.vectors",
+    "exchanged_layout": "travels.layout",
+    "varying_vectors": "travels.varying",
+    "update_dtype": "travels.update_dtype",
+    "on_device": "@on_device at each function",
     "judged_weights": "eval_weights",
     "why_not_ahead": "own_weight",
     "sent_places": "places",
@@ -92,34 +94,38 @@ Way = Literal["sent", "received", "broadcast"]
 """Direction of what travels: a client's update, the server's vectors as one client needs them, or as all get them."""
 OF_CLIENTS = {"client_update", "correction", "report"}
 """Members that get a ClientJob while a client trains."""
+_ON_DEVICE = set[Callable[..., Any]]()
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def on_device(function: Function) -> Function:
+    """Say of a function of OF_CLIENTS that it takes received vectors, and sends, on the engine's device.
+
+    It then mixes them with nothing that is on the CPU, such as states. Where all that a class has of these say so,
+    vectors need not cross to the host in a round over NCCL. One that takes the place of another says it for itself.
+    """
+    _ON_DEVICE.add(function)
+    return function
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """Rules for what clients compute and how the server combines it; fields of a subclass are its YAML keys."""
 
-    exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights",)
-    """the flat vectors that travel each round, down under these names and up as their pseudo-gradients, all over the
-    layout of `exchanged_layout` and laid end to end. Empty: nothing is sent. The server keeps one tensor of each name
-    in `ServerState.tensors`; `weights` are the model's, others start at zero"""
-    update_dtype: ClassVar[torch.dtype | None] = None
-    """of what clients send; None: that of the vectors. Their sum has the vectors' dtype in any case"""
-    varying_vectors: ClassVar[tuple[str, ...]] = ()
-    """further flat vectors of the server, of the shared layout's dtype and of a length that its step may change, which
-    go down beside those above: what was added to an adapter's base. In `ServerState.tensors`; one that is missing is
-    empty. `server_update` replaces them; of one that only grew, what is new travels"""
-    is_personal: ClassVar[bool] = False
-    """clients are evaluated with models of their own, each at its home"""
-    on_device: ClassVar[bool] = False
-    """do the functions for clients that this very class defines (`client_update`, `correction`, `report`) take received
-    vectors, and send, on the engine's device? They then mix them with nothing that is on the CPU, such as states. Where
-    all classes that define one say so, vectors need not cross to the host in a round over NCCL"""
     of_run: ClassVar[RunFacts | None] = None
-    """facts of the run that it is part of; None before there is one, see `in_run`"""
+    """facts of the run that it is part of; None before there is one"""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_old_names(cls, OLD_NAMES)
+
+    @property
+    def travels(self) -> Travels:
+        """Vectors that travel each round; by default the weights.
+
+        A class changes what is its own: `replace(super().travels, vectors=("weights", "control"))`.
+        """
+        return Travels()
 
     @property
     def limits(self) -> Limits:
@@ -130,29 +136,15 @@ class Algorithm:
         this package that says what clients do.
         """
         cls = type(self)
-        of_clients = [base for name in OF_CLIENTS if (base := definer(cls, name)) is not None]
+        of_clients = {name: base for name in OF_CLIENTS if (base := definer(cls, name)) is not None}
         return Limits(
             weighting=str(getattr(self, "weights", "equal")),
             is_sum=not overrides(cls, "aggregate", Algorithm),
             trains_server=overrides(cls, "server_train", Algorithm),
             steps_with_optimizer=not overrides(cls, "server_update", Algorithm),
-            reads_initial=not all(base.__module__.startswith("fedtorch.") for base in of_clients),
-            stays_on_device=bool(of_clients) and all(vars(base).get("on_device", False) for base in of_clients),
+            reads_initial=not all(base.__module__.startswith("fedtorch.") for base in of_clients.values()),
+            stays_on_device={vars(base)[name] in _ON_DEVICE for name, base in of_clients.items()} == {True},
         )
-
-    def in_run(self, facts: RunFacts) -> Self:
-        """Return this algorithm as a part of a run, whose facts are in `of_run`; not among the fields."""
-        found = copy(self)
-        object.__setattr__(found, "of_run", facts)
-        return found
-
-    def trains_as(self, rule: type[Algorithm]) -> bool:
-        """Do clients train as `rule` says, or another class of this package, and not as a subclass elsewhere does?
-
-        For `limits` of `rule` on what its `client_update` makes of rows: another one may do anything.
-        """
-        own = definer(type(self), "client_update")
-        return own is definer(rule, "client_update") or (own is not None and own.__module__.startswith("fedtorch."))
 
     def check(self, hp: ClientConfig) -> None:
         """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
@@ -173,7 +165,7 @@ class Algorithm:
         """
 
     def client_update(self, job: ClientJob) -> Report | Update:
-        """One client's work of the round: train, `job.send` every exchanged vector, return the client's numbers.
+        """One client's work of the round: train, `job.send` each of `travels.vectors`, return the client's numbers.
 
         An `Update`, which carries vector and report together, may be returned in place of sending.
         """
@@ -203,23 +195,8 @@ class Algorithm:
         """Combine the updates into one flat vector; by default their weighted sum."""
         return updates.weighted_sum(weights)
 
-    def exchanged_layout(self, shared: Layout) -> Layout:
-        """The layout of each exchanged vector, with its dtype; by default that of the shared weights.
-
-        With another one the weights are no vector that travels: `model` says how they follow from the first one.
-        """
-        return shared
-
-    def model(self) -> FollowingWeights | None:
-        """Rule that makes the weights of the first exchanged vector, which starts at zero; None: they are that vector.
-
-        Made once on each rank. Jobs then have the weights as `received["weights"]` too, and the server writes a line of
-        each round's changes into RUN/scalars.jsonl.
-        """
-        return None
-
     def places(self, way: Way, layout: Layout, client: str, round: int) -> Places | None:
-        """Which numbers of the exchanged vectors, laid end to end, travel in a round (from 0). None: all.
+        """Which numbers of `travels.vectors`, laid end to end, travel in a round (from 0). None: all.
 
         A function of its arguments, fields and `of_run`, asked for on all ranks. layout: of one of these vectors.
         way: `sent`: of what a client sends, the rest of which is 0. `received`: of the server's vectors that a client
@@ -230,7 +207,7 @@ class Algorithm:
         return None
 
     def adopt(self, engine: Engine, task: Any, vectors: Mapping[str, Tensor]) -> None:
-        """Bring the `varying_vectors`, as the server has them now, into the model; called on every rank after a change.
+        """Bring `travels.varying`, as the server has them now, into the model; called on every rank after a change.
 
         vectors: on the CPU, not to be changed. Training, evaluation and what is written to disk then have them.
         """
@@ -252,4 +229,4 @@ class Algorithm:
 
         A class adds to these: `replace(super().kept(layout, private), client=("control",), by_clients=True)`.
         """
-        return Kept(by_clients=self.is_personal or private.size > 0)
+        return Kept(by_clients=private.size > 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedtorch.algorithms.base import Algorithm, Way
 from fedtorch.algorithms.limits import Limits
+from fedtorch.algorithms.travels import Travels
 from fedtorch.core.places import Places
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report
@@ -38,8 +39,6 @@ class NoModel:
 class Counts(Algorithm):
     """Each round fills its places of one vector of counts, with the sum of all silos' numbers."""
 
-    exchanged_vectors: ClassVar[tuple[str, ...]] = (COUNTS,)
-
     rule: CountRule
     """what is asked, and where the numbers stand"""
 
@@ -60,13 +59,10 @@ class Counts(Algorithm):
             why_not_robust="adds counts, of which none is an outlier",
         )
 
-    def exchanged_layout(self, shared: Layout) -> Layout:
-        """A number for each cell, in float64."""
-        return Layout((COUNTS,), ((self.rule.plan.size,),), torch.float64)
-
-    def model(self) -> Any:
-        """Rule of weights that nothing changes."""
-        return NoModel()
+    @property
+    def travels(self) -> Travels:
+        """A number for each cell, in float64; the weights stay as they are."""
+        return Travels((COUNTS,), Layout((COUNTS,), ((self.rule.plan.size,),), torch.float64), NoModel)
 
     def client_update(self, job: ClientJob) -> Report:
         """Count the round's cells; where it is promised, with noise."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
+from fedtorch.algorithms.base import on_device
 from fedtorch.algorithms.fedprox import proximal
-from fedtorch.algorithms.limits import Limits, why_not_weighed
+from fedtorch.algorithms.limits import Limits, trains_as, why_not_weighed
 from fedtorch.algorithms.personal_model import PersonalModel
 from fedtorch.core.state_keys import PERSONAL
 from fedtorch.core.update import Report
@@ -22,7 +23,6 @@ class Ditto(PersonalModel):
     personal and a global step in turn on the same mini-batch.
     """
 
-    on_device: ClassVar[bool] = True
     lam: float = 0.1
     """lambda, the pull of the personal model towards the received one; 0 is local training"""
     form: Literal["full", "simplified"] = "full"
@@ -35,13 +35,14 @@ class Ditto(PersonalModel):
     @property
     def limits(self) -> Limits:
         """Both passes are on the account of a client's rows, where that is kept."""
-        if not self.trains_as(Ditto):
+        if not trains_as(type(self), Ditto):
             return super().limits
         why_not = why_not_weighed(self.weights)
         if self.personal_epochs is not None:
             why_not = "has personal_epochs, so that its passes are of unlike length; remove algorithm.personal_epochs"
         return replace(super().limits, why_not_record=why_not, trainings=1 if self.form == "simplified" else 2)
 
+    @on_device
     def client_update(self, job: ClientJob) -> Report:
         """Personal pass, then FedAvg's (full) or nothing more (simplified)."""
         received = job.received["weights"]

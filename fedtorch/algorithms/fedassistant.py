@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.kept import Kept
-from fedtorch.algorithms.limits import Limits
+from fedtorch.algorithms.limits import Limits, trains_as
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.compression.compressors import Compressor, Feedback, Quantise, TopK, give_back, with_feedback
 from fedtorch.compression.payload import Sparse, decode, encode
@@ -121,7 +121,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
             usual,
             precisions=("fp32", "bf16") if self.payload == "gradient" else usual.precisions,
             steps_with_optimizer=not overrides(type(self), "server_update", FedAssistant),
-            why_not_record="" if self.trains_as(FedAssistant) else None,
+            why_not_record="" if trains_as(type(self), FedAssistant) else None,
             why_not_robust="sends what is left over of earlier rounds, and messages in place of vectors",
         )
 

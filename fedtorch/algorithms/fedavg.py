@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from fedtorch.algorithms.base import Algorithm, Updates
+from fedtorch.algorithms.base import Algorithm, Updates, on_device
 from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.measures import of_combination
@@ -35,7 +35,6 @@ class FedAvg(Algorithm):
     the FedOpt family of Reddi et al. 2020.
     """
 
-    on_device: ClassVar[bool] = True
     weights: Literal["size", "equal", "declared", "loss_reduction", "lorar"] = "size"
     """what a client's weight in the average is proportional to: n_i, 1, the number that `privacy.units` declares, ΔL_i,
     or n_i ΔL_i"""
@@ -45,12 +44,14 @@ class FedAvg(Algorithm):
     """a rule in place of the weighted sum, for clients that may send anything: clip, centred_clipping, median,
     trimmed_mean, geometric_median, krum, multi_krum, or `module:Class`; as a mapping its `name` and fields"""
 
+    @on_device
     def client_update(self, job: ClientJob) -> Report:
         """Train from the received weights and send the difference."""
         curve = job.train(job.received["weights"], before_step=self.correction(job))
         job.send_difference(job.received["weights"])
         return self.report(job, curve)
 
+    @on_device
     def correction(self, job: ClientJob) -> GradientHook | None:
         """Term that is added to every step's gradient; nothing for FedAvg. FedProx and SCAFFOLD override this."""
         return None
@@ -69,7 +70,7 @@ class FedAvg(Algorithm):
     def limits(self) -> Limits:
         """With a rule in place of the sum it is none; and there can be one for one vector, which is summed as here."""
         is_own = overrides(type(self), "aggregate", FedAvg)
-        why_not = "" if len(self.exchanged_vectors) == 1 else "does not send one vector of updates"
+        why_not = "" if len(self.travels.vectors) == 1 else "does not send one vector of updates"
         return replace(
             super().limits,
             is_sum=self.robust is None and not is_own,
@@ -84,6 +85,7 @@ class FedAvg(Algorithm):
         """Counts of what `robust` did; of adapters also what averaging loses."""
         return of_combination(server, updates, weights)
 
+    @on_device
     def report(self, job: ClientJob, curve: LossCurve, **extra: float) -> Report:
         """The client's numbers of the round, with ΔL_i under `loss_reduction`; `norm` and `max_abs` come later."""
         values = self.loss_reduction.values(curve)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.kept import Kept
-from fedtorch.algorithms.limits import Limits
+from fedtorch.algorithms.limits import Limits, trains_as
 from fedtorch.core.fused_add import add_multiple
 from fedtorch.core.overrides import overrides
 from fedtorch.core.ranges import Positive
@@ -45,7 +45,7 @@ class FedDyn(FedAvg):
         why_not = "keeps the mean of what its clients keep, which another rule would not give"
         steps = not overrides(type(self), "server_update", FedDyn)
         found = replace(super().limits, why_not_robust=why_not, steps_with_optimizer=steps, steps_each_number=steps)
-        return replace(found, why_not_record="" if self.trains_as(FedDyn) else None)
+        return replace(found, why_not_record="" if trains_as(type(self), FedDyn) else None)
 
     def kept(self, layout: Layout, private: Layout) -> Kept:
         """g_i and h, from the first round on, also of a client in rounds in which it is not drawn."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import fsum
-from typing import ClassVar
 
+from fedtorch.algorithms.base import on_device
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import proximal
-from fedtorch.algorithms.limits import Limits, why_not_weighed
+from fedtorch.algorithms.limits import Limits, trains_as, why_not_weighed
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.update import Report
 from fedtorch.train.engine import GradientHook
@@ -25,7 +25,6 @@ class FedNova(FedAvg):
     tau_eff·p_i/‖a_i‖₁, which may add up to more or less than 1. Equal numbers of steps give FedAvg.
     """
 
-    on_device: ClassVar[bool] = True
     mu: float = 0.0
     """proximal term of the local objective, as in FedProx; changes ‖a_i‖₁"""
 
@@ -39,6 +38,7 @@ class FedNova(FedAvg):
                 "no weight_decay, warm-up or max_grad_norm, and not both client.momentum and algorithm.mu"
             )
 
+    @on_device
     def client_update(self, job: ClientJob) -> Report:
         """As FedAvg; reports ‖a_i‖₁ as `normaliser`."""
         curve = job.train(job.received["weights"], before_step=self.correction(job))
@@ -46,6 +46,7 @@ class FedNova(FedAvg):
         size = normaliser(curve.taken, momentum=job.hp.momentum, alpha=job.hp.lr * self.mu)
         return self.report(job, curve, normaliser=size)
 
+    @on_device
     def correction(self, job: ClientJob) -> GradientHook | None:
         """FedProx's, if mu is set."""
         return proximal(job.engine, job.received["weights"], self.mu)
@@ -57,7 +58,7 @@ class FedNova(FedAvg):
         return replace(
             super().limits,
             why_not_robust=why_not,
-            why_not_record=why_not_weighed(self.weights) if self.trains_as(FedNova) else None,
+            why_not_record=why_not_weighed(self.weights) if trains_as(type(self), FedNova) else None,
             public_numbers=("normaliser",),
         )
 

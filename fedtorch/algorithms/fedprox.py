@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedtorch.algorithms.base import on_device
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.job import ClientJob
@@ -17,10 +17,10 @@ from fedtorch.train.job import ClientJob
 class FedProx(FedAvg):
     """FedAvg on h_i(w) = f_i(w) + (mu/2)·‖w − w^t‖², over the trained shared parameters."""
 
-    on_device: ClassVar[bool] = True
     mu: float = 0.01
     """strength of the pull; 0 is FedAvg to the bit. The Lorar paper's best is 1e-4"""
 
+    @on_device
     def correction(self, job: ClientJob) -> GradientHook | None:
         """Adds mu·(w − w^t) to the gradient, once per optimiser step."""
         return proximal(job.engine, job.received["weights"], self.mu)

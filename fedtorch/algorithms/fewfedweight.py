@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from fedtorch.algorithms import pseudo
 from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.personal_model import PersonalModel
 from fedtorch.algorithms.token_weights import TokenWeighting
+from fedtorch.algorithms.travels import Travels
 from fedtorch.algorithms.weighting import normalised
 from fedtorch.core.ranges import Count, Positive, Whole
 from fedtorch.core.state_keys import NOT_EVALUATED, PERSONAL, STOPPED
@@ -122,7 +123,10 @@ class FewFedWeight(PersonalModel):
 class SiloAugmented(FewFedWeight):
     """The paper's Data Silo DA: no server; every client labels with its own model, and all tokens count alike."""
 
-    exchanged_vectors: ClassVar[tuple[str, ...]] = ()
+    @property
+    def travels(self) -> Travels:
+        """Nothing travels."""
+        return Travels(())
 
     token_weights: TokenWeighting = "uniform"
     """of pseudo labels, as in `FewFedWeight`; here uniform: all count alike"""

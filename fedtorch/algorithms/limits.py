@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from fedtorch.core.overrides import definer
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -60,7 +62,7 @@ class Limits:
     tensors of `job.train`. A class with steps or a `client_update` of its own that keeps to it says so by an empty
     reason"""
     stays_on_device: bool = False
-    """do its clients take what they received, and send, where the engine computes? `Algorithm.on_device` decides"""
+    """do its clients take what they received, and send, where the engine computes? `on_device` says so of functions"""
     trainings: int = 1
     """of a client in a round on its own rows, each of as many steps: all of them are on the account of its rows"""
     public_numbers: tuple[str, ...] = ()
@@ -77,6 +79,15 @@ def why_not_weighed(rule: str) -> str:
     if rule in ("equal", "declared"):
         return ""
     return f"weighs clients by {rule}, which depends on their rows; set algorithm.weights to equal or declared"
+
+
+def trains_as(cls: type, rule: type) -> bool:
+    """Do clients of the class train as `rule` says, or another class of this package, and not as a subclass elsewhere?
+
+    For limits of `rule` on what its `client_update` makes of rows: another one may do anything.
+    """
+    own = definer(cls, "client_update")
+    return own is definer(rule, "client_update") or (own is not None and own.__module__.startswith("fedtorch."))
 
 
 NAMES = frozenset(field.name for field in fields(Limits))

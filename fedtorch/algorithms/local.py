@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from fedtorch.algorithms.limits import Limits
+from fedtorch.algorithms.limits import Limits, trains_as
 from fedtorch.algorithms.personal_model import PersonalModel
+from fedtorch.algorithms.travels import Travels
 from fedtorch.core.state_keys import NOT_EVALUATED, PERSONAL, STOPPED
 from fedtorch.core.update import Report
 from fedtorch.train.job import ClientJob
@@ -18,12 +18,15 @@ from fedtorch.train.loop import LossCurve
 class Local(PersonalModel):
     """Each client continues its own model. A client whose dev score stopped rising (`eval.patience`) rests."""
 
-    exchanged_vectors: ClassVar[tuple[str, ...]] = ()
+    @property
+    def travels(self) -> Travels:
+        """Nothing travels."""
+        return Travels(())
 
     @property
     def limits(self) -> Limits:
         """Nothing leaves a client but its scores."""
-        return replace(super().limits, why_not_record="" if self.trains_as(Local) else None)
+        return replace(super().limits, why_not_record="" if trains_as(type(self), Local) else None)
 
     def client_update(self, job: ClientJob) -> Report:
         """Train on from where this client was."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,8 +18,6 @@ from fedtorch.core.weights import Layout
 class PersonalModel(FedAvg):
     """FedAvg beside which every client has a model, `PERSONAL` in its state; a rule derived from it trains that."""
 
-    is_personal: ClassVar[bool] = True
-
     @property
     def limits(self) -> Limits:
         """A client's own model begins with the initial weights."""
@@ -28,7 +25,7 @@ class PersonalModel(FedAvg):
 
     def kept(self, layout: Layout, private: Layout) -> Kept:
         """The client's own model."""
-        return replace(super().kept(layout, private), client=(PERSONAL,))
+        return replace(super().kept(layout, private), client=(PERSONAL,), by_clients=True)
 
     def eval_weights(self, received: Tensor, state: ClientState) -> Tensor:
         """The client's own model; the received one before it has trained any."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from fedtorch.algorithms.base import on_device
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.kept import Kept
-from fedtorch.algorithms.limits import Limits
+from fedtorch.algorithms.limits import Limits, trains_as
+from fedtorch.algorithms.travels import Travels
 from fedtorch.algorithms.weighting import alone
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.fused_add import add_multiple
@@ -33,8 +35,6 @@ class Scaffold(FedAvg):
     `server.optimizer: sgd`, or 1 with `none`.
     """
 
-    on_device: ClassVar[bool] = True
-    exchanged_vectors: ClassVar[tuple[str, ...]] = ("weights", "control")
     weights: Literal["equal"] = "equal"
     """the paper's means are unweighted"""
     option: Literal["I", "II"] = "II"
@@ -43,12 +43,17 @@ class Scaffold(FedAvg):
     """allow other client optimisers than plain SGD, for which S·lr is not the right scale of option II"""
 
     @property
+    def travels(self) -> Travels:
+        """The weights and c."""
+        return Travels(("weights", "control"))
+
+    @property
     def limits(self) -> Limits:
         """With option I gradients are taken outside a step: DeepSpeed has none, and nobody takes fp16's scale out."""
         steps = not overrides(type(self), "server_update", Scaffold)
         usual = replace(super().limits, steps_with_optimizer=steps, steps_each_number=steps)
         if self.option == "II":
-            return replace(usual, why_not_record="" if self.trains_as(Scaffold) else None)
+            return replace(usual, why_not_record="" if trains_as(type(self), Scaffold) else None)
         why_not = "with option I takes a gradient over all its data, which belongs to no step"
         return replace(usual, engines=("torch",), why_not_deepspeed=why_not, precisions=("fp32", "bf16"))
 
@@ -67,6 +72,7 @@ class Scaffold(FedAvg):
         """c_i, also in rounds in which the client is not sampled; c, which is exchanged, has the same name."""
         return Kept({"control": (layout.size,)}, client=("control",), by_clients=True)
 
+    @on_device
     def client_update(self, job: ClientJob) -> Report:
         """Corrected local training; the new c_i goes into the client's state."""
         received, control = job.received["weights"], job.received["control"]
@@ -82,6 +88,7 @@ class Scaffold(FedAvg):
         job.state.tensors["control"] = fresh.cpu()
         return self.report(job, curve)
 
+    @on_device
     def correction(self, job: ClientJob) -> GradientHook | None:
         """Adds c − c_i to the gradient."""
         control = job.received["control"]

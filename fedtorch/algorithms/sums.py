@@ -20,7 +20,7 @@ def why_not_private(rule: Algorithm) -> str:
     limits, own = rule.limits, "of its own, in which it may look at more than the sum"
     if limits.why_not_private is not None:
         return limits.why_not_private
-    if not rule.exchanged_vectors:
+    if not rule.travels.vectors:
         return "exchanges nothing, so nothing is released"
     if not limits.is_sum:
         return f"combines updates in a way {own}"
@@ -79,7 +79,7 @@ def why_not_ahead(rule: Algorithm) -> str:
 
     For that a round must be one sum, and a client's weight known when the client is done: see `Algorithm.own_weight`.
     """
-    if not rule.exchanged_vectors:
+    if not rule.travels.vectors:
         return "exchanges nothing, so nothing is summed"
     if not rule.limits.is_sum:
         return "combines updates in a way of its own, which is no single sum"

@@ -142,7 +142,7 @@ class Subject:
         context = self.context
         if self.options.silo is not None:
             return "no update leaves a silo without noise on every step (privacy.kind record); canaries try that"
-        if not context.algorithm.exchanged_vectors:
+        if not context.algorithm.travels.vectors:
             return "clients send nothing"
         if context.has_messages:
             return "clients send compressed messages, which this attack does not read"
@@ -248,7 +248,7 @@ def opened(
         torch.set_num_threads(loaded.system.threads)
         built = build(loaded, num_ranks=1, rank=0)
         context = RoundContext(built.components(LocalCommunicator(built.names), checkpoints, stop=lambda: False))
-        if context.algorithm.exchanged_vectors:
+        if context.algorithm.travels.vectors:
             context.vectors.weights.copy_(built.engine.initial_shared)
         if found is not None:
             restore(context, found.round)

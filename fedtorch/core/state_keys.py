@@ -17,7 +17,7 @@ PRIVATE = "private"
 """private weights, flat over the private layout; written by `ClientJob.train` after every training"""
 
 PERSONAL = "personal"
-"""a model of the client's own, flat over the shared layout; written by algorithms with `is_personal` and by `Local`"""
+"""a model of the client's own, flat over the shared layout; written by rules of `PersonalModel`"""
 
 TRAINED = "trained"
 """shared weights after the client's last training, flat; written by `ClientTrainer` with `eval.point: trained`"""
@@ -146,7 +146,7 @@ def steps(purpose: str) -> str:
 
 
 def best(name: str) -> str:
-    """Tensor of the server: one of `Algorithm.varying_vectors` in the best round; written by `BestModel`."""
+    """Tensor of the server: one of `Algorithm.travels.varying` in the best round; written by `BestModel`."""
     return f"{BEST}/{name}"
 
 

@@ -86,7 +86,7 @@ class Update:
     """A client's pseudo-gradient and its report: what `client_update` may return in place of sending and a Report."""
 
     grad: Tensor | None
-    """flat CPU vector over the exchanged layout, once per name in `Algorithm.exchanged_vectors`, laid end to end; a
+    """flat CPU vector over the exchanged layout, once per name in `Algorithm.travels.vectors`, laid end to end; a
     descent direction for the server: w_global − w_client for FedAvg. None if the client sends nothing"""
     report: Report
     """its numbers of the round"""

@@ -56,8 +56,8 @@ def asked_of(config: Config, clients: Sequence[str], num_ranks: int, *, is_new: 
         FedtorchError: the run cannot be.
     """
     built = rebuild(without_data(config), num_ranks)
-    vectors = len(built.algorithm.exchanged_vectors)
-    layout = built.algorithm.exchanged_layout(built.engine.shared)
+    vectors = len(built.algorithm.travels.vectors)
+    layout = built.algorithm.travels.laid_out(built.engine.shared)
     sizes = tuple(zip(layout.names, layout.sizes, strict=True)) if vectors else ()
     own = [name for name in clients if built.clients.named(name) is not None] or list(clients)
     promises = [promise_to(built, name, is_new=is_new) for name in own]
@@ -133,7 +133,7 @@ def _noise(built: BuiltRun, clients: Sequence[str]) -> tuple[AskedNoise, ...]:
     if privacy.kind != "record" or privacy.noise_at != "shared" or privacy.simulate:
         return ()
     terms, folder = silo_terms(built), silos_folder(built).absolute()
-    size = algorithm.exchanged_layout(built.engine.shared).size
+    size = algorithm.travels.laid_out(built.engine.shared).size
     blocks = {name: (((0, size, terms[name].deviation),),) for name in clients}
     return tuple((n, str(folder / folder_name(n)), privacy.noise, terms[n].exponent, blocks[n]) for n in clients)
 
@@ -147,8 +147,8 @@ def _verified(config: Config) -> float:
 def _initial(built: BuiltRun) -> str:
     """Digest of the vectors before the first round, as `rounds.exchanged_vectors` makes it."""
     algorithm, weights = built.algorithm, built.engine.initial()[0]
-    layout = algorithm.exchanged_layout(built.engine.shared)
-    flat = torch.zeros(layout.size * len(algorithm.exchanged_vectors), dtype=layout.dtype)
-    if algorithm.model() is None:
+    layout = algorithm.travels.laid_out(built.engine.shared)
+    flat = torch.zeros(layout.size * len(algorithm.travels.vectors), dtype=layout.dtype)
+    if algorithm.travels.model is None:
         flat[: weights.numel()] = weights.view(-1)
     return f"sha256:{root(flat.view(torch.uint8).numpy(), LEAF * flat.itemsize).hex()}"

@@ -154,7 +154,7 @@ def _check_fits(run: Path, found: Manifest, built: BuiltRun) -> None:
 
 
 def _check_global(writer: ModelWriter, out: Path | None) -> None:
-    if not writer.context.algorithm.exchanged_vectors:
+    if not writer.context.algorithm.travels.vectors:
         raise ConfigError("--global is set, but the run has no global model: its clients send nothing")
     if writer.is_per_client and out is None:
         raise ConfigError("--global is set, but clients are evaluated with models of their own; say where to by --out")

@@ -61,7 +61,7 @@ def rebuild(run: Path, out: Path, round: int | None = None, *, settings: Sequenc
     with at_home(run) as whole, TemporaryDirectory() as spill:
         config = open_config(whole, settings)
         built = build_again(config)
-        if not isinstance(built.algorithm.model(), DirectionModel):
+        if not isinstance(built.algorithm.travels.rule(), DirectionModel):
             raise ConfigError(
                 f"{run} was trained by algorithm.name {config.algorithm_name}, whose weights travel and are not "
                 "recorded; `fedtorch export` writes them from a checkpoint"
@@ -71,7 +71,7 @@ def rebuild(run: Path, out: Path, round: int | None = None, *, settings: Sequenc
 
 
 def _written(built: BuiltRun, reader: Reader, round: int | None, place: Path, shown: Path) -> str:
-    model = built.algorithm.model()
+    model = built.algorithm.travels.rule()
     assert isinstance(model, DirectionModel)
     initial = built.engine.initial_shared
     reader.check(head_of(model, initial))

@@ -77,8 +77,8 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _traffic(built: BuiltRun, num_ranks: int) -> str:
-    config, vectors = built.config, len(built.algorithm.exchanged_vectors)
-    algorithm, layout = built.algorithm, built.algorithm.exchanged_layout(built.engine.shared)
+    config, vectors = built.config, len(built.algorithm.travels.vectors)
+    algorithm, layout = built.algorithm, built.algorithm.travels.laid_out(built.engine.shared)
     size = layout.size * vectors
     cohort = len(built.clients) if config.clients.per_round == "all" else config.clients.per_round
     cohort = cohort if built.jobs is None else built.jobs.settings.buffer
@@ -96,7 +96,7 @@ def _traffic(built: BuiltRun, num_ranks: int) -> str:
         up = packing.message_bytes * cohort
     count = f"{built.engine.shared.size:,} shared and {built.engine.private.size:,} private numbers"
     sizes = f"{_shown(down)} down and {_shown(up)} up"
-    beside = f", and down what {' and '.join(names)} grow by" if (names := algorithm.varying_vectors) else ""
+    beside = f", and down what {' and '.join(names)} grow by" if (names := algorithm.travels.varying) else ""
     return f"traffic: {count}; per round at most {sizes}{beside}, {cohort} clients"
 
 
@@ -139,16 +139,15 @@ def _trainers(built: BuiltRun) -> str:
 def _memory(built: BuiltRun) -> str:
     config, engine = built.config, built.engine
     total = engine.shared.size + engine.private.size
-    vectors = len(built.algorithm.exchanged_vectors)
+    vectors = len(built.algorithm.travels.vectors)
     width = engine.shared.dtype.itemsize
     state = max(optimizer_numbers(hp) for hp in {config.client, *built.settings})
     model = total * width * 2  # the weights and the initial ones
     training = total * width * (1 + state)  # gradients, optimiser
-    numbers = built.algorithm.exchanged_layout(engine.shared).size * vectors
+    numbers = built.algorithm.travels.laid_out(engine.shared).size * vectors
     exchange = numbers * width * 2 + min(config.system.update_memory_mb << 20, numbers * width * len(built.clients))
-    exchange += (
-        0 if built.algorithm.model() is None else engine.shared.size * (8 + width)
-    )  # sums, and what they come to
+    if built.algorithm.travels.model is not None:
+        exchange += engine.shared.size * (8 + width)  # sums, and what they come to
     server = numbers * (8 + 2 * width)
     rows = [("weights", model), ("gradients and optimiser", training)]
     if engine.fixed:

@@ -63,9 +63,9 @@ def round_work(built: BuiltRun, num_ranks: int, training: Training) -> RoundWork
         taken = training.start_s + steps * training.step_s * built.training.cost(client.name) / usual
         for rank in ranks:
             busy[rank] += taken
-    algorithm, layout = built.algorithm, built.algorithm.exchanged_layout(built.engine.shared)
+    algorithm, layout = built.algorithm, built.algorithm.travels.laid_out(built.engine.shared)
     work = RoundWork(
-        numbers=layout.size * len(algorithm.exchanged_vectors),
+        numbers=layout.size * len(algorithm.travels.vectors),
         hosted=tuple(hosted),
         train_s=tuple(busy),
         exchange=built.config.system.exchange,
@@ -98,7 +98,7 @@ def model_size(built: BuiltRun) -> ModelSize:
         server_state=_SERVER_STATE.get(config.server.optimizer, 2),
         update_bytes=config.system.update_memory_mb << 20,
         keeps_initial=built.algorithm.limits.reads_initial
-        or not built.algorithm.exchanged_vectors
+        or not built.algorithm.travels.vectors
         or bool(built.task.refers_to),
     )
 

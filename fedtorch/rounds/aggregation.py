@@ -133,7 +133,7 @@ def exchange(
 
 def steps(context: RoundContext, decision: Decision) -> bool:
     """Does the server take a step? The same on all ranks, also where none but the server knows whether clients came."""
-    return bool(context.algorithm.exchanged_vectors and (decision.accepted or context.mechanism.hides_clients))
+    return bool(context.algorithm.travels.vectors and (decision.accepted or context.mechanism.hides_clients))
 
 
 def _combine(context: RoundContext, decision: Decision) -> None:

@@ -207,7 +207,7 @@ class Chain:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The vectors of that, flat."""
-        exchanged = self.context.algorithm.exchanged_vectors
+        exchanged = self.context.algorithm.travels.vectors
         return {n: t for n, t in self.context.server.tensors.items() if n != BEST and n not in exchanged}
 
     def told(self, texts: Sequence[Signed]) -> list[Packet]:

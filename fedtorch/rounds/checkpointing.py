@@ -190,7 +190,7 @@ def digest(context: RoundContext) -> str:
         f"client/{context.name(message)}": torch.tensor(message.lists["words"], dtype=torch.float64)
         for message in context.members.exchange("digest", messages, may_stop=False).gathered
     }
-    shared = {"weights": context.vectors.weights} if context.algorithm.exchanged_vectors else {}
+    shared = {"weights": context.vectors.weights} if context.algorithm.travels.vectors else {}
     shared |= {name: tensor for name, tensor in context.server.tensors.items() if name in context.vectors.varying.held}
     return digest_of({**states, **shared}) if context.comm.is_server else ""
 

@@ -89,7 +89,7 @@ class RoundContext:
         flat, own = self.vectors.flat, self.mechanism.update_dtype
         return UpdateBuffer(
             len(flat),
-            own or self.algorithm.update_dtype or flat.dtype,
+            own or self.algorithm.travels.update_dtype or flat.dtype,
             folder,
             memory_bytes,
             places=self.sent_places,
@@ -123,7 +123,7 @@ class RoundContext:
     def update_numbers(self) -> int | None:
         """How many numbers each update stands for, where it is not as long as what travels."""
         is_message = self.has_messages or self.packing is not None
-        return self.components.engine.shared.size * len(self.algorithm.exchanged_vectors) if is_message else None
+        return self.components.engine.shared.size * len(self.algorithm.travels.vectors) if is_message else None
 
     @cached_property
     def jobs(self) -> Jobs | None:

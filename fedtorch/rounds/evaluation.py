@@ -34,7 +34,7 @@ class Evaluation:
         """the best round for all, on every rank; its weights are the server's alone"""
         self.metric = chooses_by(context.config.eval, context.components.task)
         """what decides"""
-        self.by_client = context.config.eval.best == "per_client" or not context.algorithm.exchanged_vectors
+        self.by_client = context.config.eval.best == "per_client" or not context.algorithm.travels.vectors
         """does each client choose a best round of its own?"""
         self._own: dict[str, Scores] | None = None
         """this rank's scores of an evaluation that was begun"""
@@ -204,7 +204,7 @@ class Evaluation:
         def answer(gathered: Sequence[Packet]) -> Sequence[Packet]:
             found = {context.name(message) for message in gathered}
             waited_for = {name for name, pairs in scores.items() if pairs.get(self.metric, (0.0, 0))[1]}
-            if not context.algorithm.exchanged_vectors:
+            if not context.algorithm.travels.vectors:
                 waited_for = set(context.components.clients.without(context.members.lost).names())
             have_stopped = bool(waited_for) and waited_for <= found
             return [context.message("decision", numbers={"is_best": 0, "stopped": int(have_stopped)})]
@@ -221,9 +221,7 @@ class Evaluation:
             state = context.store.get(name)
             best = BestModel(state)
             # one that trains alone may not have trained since it was evaluated last
-            if not context.algorithm.exchanged_vectors and (
-                best.has_stopped or not state.numbers.pop(NOT_EVALUATED, 0)
-            ):
+            if not context.algorithm.travels.vectors and (best.has_stopped or not state.numbers.pop(NOT_EVALUATED, 0)):
                 continue
             if self._is_best(best, means):
                 self._keep(name, state)

@@ -44,16 +44,16 @@ class ExchangedVectors:
         """has_messages: does every rank take the server's step itself?"""
         self._components, self._members, self._has_messages = components, members, has_messages
         self._comm, self._algorithm = components.comm, components.algorithm
-        self.layout = layout = components.algorithm.exchanged_layout(components.engine.shared)
+        self.layout = layout = components.algorithm.travels.laid_out(components.engine.shared)
         """of each of them"""
-        self.model = components.algorithm.model()
+        self.model = components.algorithm.travels.rule()
         """what makes the weights of the first one; None: they are it"""
         self._record: ScalarRecord | None = None
         self.place = CPU
         """where clients of this rank get them, from `begin` on; the server's own are on the CPU"""
         make = partial(torch.zeros, dtype=layout.dtype) if has_messages else self._comm.vector.make
-        self.flat = make(layout.size * len(self._algorithm.exchanged_vectors), dtype=layout.dtype)
-        """the vectors end to end in the order of `Algorithm.exchanged_vectors`, for reading; on the server
+        self.flat = make(layout.size * len(self._algorithm.travels.vectors), dtype=layout.dtype)
+        """the vectors end to end in the order of `Algorithm.travels.vectors`, for reading; on the server
         `server.tensors` are views of it, so nothing is copied before a broadcast"""
         self._sent: Tensor | None = None
         """on the server whose clients get them elsewhere: a copy of them there, from where they are broadcast too"""
@@ -65,11 +65,11 @@ class ExchangedVectors:
         self._state = _State.UNLIKE
 
     def by_name(self) -> dict[str, Tensor]:
-        """Views of the vectors by the names of `Algorithm.exchanged_vectors`."""
+        """Views of the vectors by the names of `Algorithm.travels.vectors`."""
         return self._named(self.flat)
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
-        names = self._algorithm.exchanged_vectors
+        names = self._algorithm.travels.vectors
         return dict(zip(names, flat.chunk(len(names)), strict=True)) if names else {}
 
     def for_clients(self) -> dict[str, Tensor]:
@@ -99,7 +99,7 @@ class ExchangedVectors:
     @property
     def weights(self) -> Tensor:
         """The shared weights this rank received last (on the server: the current ones), flat."""
-        if not self._algorithm.exchanged_vectors:
+        if not self._algorithm.travels.vectors:
             return self._components.engine.initial_shared
         if self.model is not None:
             return self.model.weights(self._initial, self.first)
@@ -142,7 +142,7 @@ class ExchangedVectors:
     @cached_property
     def varying(self) -> VaryingVectors:
         """Vectors that the server sends beside its own, as all ranks have them."""
-        return VaryingVectors(self._algorithm.varying_vectors, self.layout.dtype)
+        return VaryingVectors(self._algorithm.travels.varying, self.layout.dtype)
 
     @cached_property
     def total(self) -> Tensor:
@@ -154,7 +154,7 @@ class ExchangedVectors:
 
         Payloads have their way by then, so it is known whether vectors may stay on this rank's device.
         """
-        if not self._algorithm.exchanged_vectors:
+        if not self._algorithm.travels.vectors:
             return
         initial = self._components.engine.initial()[0] if self.model is None else torch.zeros_like(self.first)
         if self._comm.is_server:
@@ -191,7 +191,7 @@ class ExchangedVectors:
 
     def broadcast(self, server_tensors: Mapping[str, Tensor]) -> None:
         """Send what can differ from what all ranks have, after a meeting. server_tensors: `ServerState.tensors`."""
-        if not self._algorithm.exchanged_vectors or self._state is _State.ALIKE:
+        if not self._algorithm.travels.vectors or self._state is _State.ALIKE:
             self._members.barrier("broadcast")
             return
         places = None

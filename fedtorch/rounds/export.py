@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 def has_own_models(components: RunComponents) -> bool:
     """Are clients evaluated with models of their own, or all with the server's? The same on every rank."""
     config, algorithm = components.config, components.algorithm
-    is_personal = algorithm.is_personal or overrides(type(algorithm), "eval_weights", Algorithm)
+    is_personal = overrides(type(algorithm), "eval_weights", Algorithm)
     return (
         # where clients are merged, those that are evaluated train no model
         (is_personal and config.paradigm != "centralized")
-        or not algorithm.exchanged_vectors
+        or not algorithm.travels.vectors
         or components.engine.private.size > 0
         or config.eval.point == "trained"
         or config.eval.best == "per_client"

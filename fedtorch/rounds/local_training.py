@@ -282,7 +282,7 @@ class ClientTrainer:
         """Make the job of an algorithm, which writes the update to `outgoing`."""
         context, components = self.context, self.context.components
         state, hp = self._state(client.name), self._settings(client.name)
-        names, received = context.algorithm.exchanged_vectors, context.vectors.for_clients()
+        names, received = context.algorithm.travels.vectors, context.vectors.for_clients()
         if context.has_messages:
             names, received = (MESSAGE,), {**context.server.tensors, **received}
         private = private_weights(components, client.name, state)

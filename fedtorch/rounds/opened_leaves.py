@@ -71,7 +71,7 @@ class OpenedSteps(CheckedSteps):
         self._send(opening.data)
 
     def _opening(self, record: Signed, asked: Sequence[int]) -> _Opening:
-        flat, vectors = self.context.vectors.flat, self.context.algorithm.exchanged_vectors
+        flat, vectors = self.context.vectors.flat, self.context.algorithm.travels.vectors
         return _Opening(self.chain.record.about, record.about, asked, vectors, len(flat), flat.itemsize)
 
     def _send(self, data: npt.NDArray[np.uint8]) -> None:

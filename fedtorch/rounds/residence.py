@@ -68,13 +68,13 @@ def why_on_host(parts: Parts) -> str:
     A step on a GPU would save these, but its bits would hang on whether a kernel multiplies and adds in one rounding.
     """
     config, algorithm = parts.config, parts.algorithm
-    cls, shared = type(algorithm), parts.engine.shared
+    cls, travels, shared = type(algorithm), algorithm.travels, parts.engine.shared
     reasons = {
-        "nothing is exchanged": not algorithm.exchanged_vectors,
+        "nothing is exchanged": not travels.vectors,
         f"what clients of {cls.__name__} compute with them is on the CPU": not algorithm.limits.stays_on_device,
         f"{cls.__name__} does more with updates than add them up": not algorithm.limits.is_sum,
         "not all of them travels": overrides(cls, "places", Algorithm),
-        "they are not the weights": algorithm.model() is not None or algorithm.exchanged_layout(shared) != shared,
+        "they are not the weights": travels.model is not None or travels.laid_out(shared) != shared,
         f"engine.kind is {config.engine.kind}": config.engine.kind != "torch",
         "a worker has several ranks": max(parts.topology.sizes, default=1) > 1,
         "client.trainer trains": config.has_trainers,
@@ -94,7 +94,7 @@ def memory_bytes(parts: Parts) -> int:
     Updates beyond `system.update_memory_mb` are in files; clients are taken to be shared out evenly.
     """
     layout = parts.engine.shared
-    each = layout.size * layout.dtype.itemsize * len(parts.algorithm.exchanged_vectors)
+    each = layout.size * layout.dtype.itemsize * len(parts.algorithm.travels.vectors)
     held = max(1, (parts.config.system.update_memory_mb << 20) // max(1, each))
     return each * (1 + min(held, math.ceil(len(parts.clients) / max(1, len(parts.topology.workers)))))
 

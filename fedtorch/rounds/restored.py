@@ -58,12 +58,12 @@ def check_client(context: RoundContext, name: str, state: ClientState, folder: P
 
 def _of_server(context: RoundContext, saved: ServerState, round: int) -> Iterator[str]:
     layout, algorithm = context.vectors.layout, context.algorithm
-    exchanged = algorithm.exchanged_vectors
+    exchanged = algorithm.travels.vectors
     names = {*exchanged, keys.BEST, keys.MOMENTUM, keys.FIRST_MOMENT, keys.SECOND_MOMENT}
     flat: Flat = {name: (layout, (layout.size,)) for name in names}
     kept = algorithm.kept(context.components.engine.shared, context.components.engine.private)
     flat |= {name: (layout, shape) for name, shape in kept.shapes.items()}
-    for name in algorithm.varying_vectors:
+    for name in algorithm.travels.varying:
         for key in {name, keys.best(name)} & set(saved.tensors):
             flat[key] = (layout, (saved.tensors[key].numel(),))
     yield from _lacking(_needed(context, saved, round), saved)
@@ -82,11 +82,11 @@ def _of_server(context: RoundContext, saved: ServerState, round: int) -> Iterato
 def _needed(context: RoundContext, saved: ServerState, round: int) -> Iterator[str]:
     """The entries without which the server's state is not whole."""
     algorithm, rule, numbers = context.algorithm, context.server.optimizer.settings, saved.numbers
-    yield from algorithm.exchanged_vectors
-    if algorithm.exchanged_vectors and keys.BEST_ROUND in numbers:
+    yield from algorithm.travels.vectors
+    if algorithm.travels.vectors and keys.BEST_ROUND in numbers:
         yield keys.BEST
     stepped = algorithm.limits.trains_clients and round > numbers.get(keys.VOID_ROUNDS, 0)
-    if not algorithm.exchanged_vectors or not stepped:
+    if not algorithm.travels.vectors or not stepped:
         return
     engine = context.components.engine
     yield from algorithm.kept(engine.shared, engine.private).server

@@ -240,7 +240,7 @@ class Runner:
         engine.adopt_initial(context.spill)
         is_needed = context.algorithm.limits.reads_initial or self.components.is_engine_shared
         is_needed = is_needed or bool(self.components.task.refers_to) or context.config.has_trainers
-        if context.algorithm.exchanged_vectors and not is_needed:
+        if context.algorithm.travels.vectors and not is_needed:
             engine.forget_initial()
 
     def _step(self, decision: Decision) -> bool:
@@ -295,7 +295,7 @@ class Runner:
         if tracker is None:
             return
         shown = [
-            report for report in reports if context.algorithm.exchanged_vectors or report.steps or report.status != "ok"
+            report for report in reports if context.algorithm.travels.vectors or report.steps or report.status != "ok"
         ]
         traffic = Counter(context.comm.meter.take())
         for report in shown:  # what clients counted beside: keys and values between the two ranks of a worker

@@ -1,6 +1,6 @@
 """The server's vectors whose length changes from round to round: every rank has them, and only what is new travels.
 
-An algorithm names them in `varying_vectors`: what was added to an adapter's base, say. They stand beside the vectors
+An algorithm names them in `travels.varying`: what was added to an adapter's base, say. They stand beside the vectors
 over the layout, are no client's, and nobody sends them up.
 """
 

@@ -177,7 +177,7 @@ class BuiltRun(Plan):
 
     def _directions(self) -> dict[str, str]:
         """Digest of directions as this machine makes them, where the weights are a sum over such."""
-        model = self.algorithm.model()
+        model = self.algorithm.travels.rule()
         return {"directions": direction_digest(model)} if isinstance(model, DirectionModel) else {}
 
 

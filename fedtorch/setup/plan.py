@@ -7,7 +7,7 @@ from functools import cached_property
 
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.local import Local
-from fedtorch.algorithms.run_facts import RunFacts
+from fedtorch.algorithms.run_facts import RunFacts, in_run
 from fedtorch.config.metrics import measured
 from fedtorch.config.samplers import make_sampler
 from fedtorch.config.schema import Config
@@ -56,7 +56,7 @@ class Plan:
             task, algorithm = counting(config, topology)
         else:
             algorithm = Local() if config.paradigm == "local" else config.algorithm
-        algorithm = algorithm.in_run(_facts(config))
+        algorithm = in_run(algorithm, _facts(config))
         task = declared(task, config.privacy)
         training = Merged(task) if config.paradigm == "centralized" else task
         return cls(config, task, training, algorithm, training_clients(training), topology)

@@ -67,8 +67,8 @@ class ClientJob:
     run_seed: int
     """see `seed`"""
     received: Mapping[str, Tensor]
-    """what the server broadcast, flat vectors by name (`Algorithm.exchanged_vectors`), read only: on the CPU, or on the
-    engine's device where the algorithm takes them there (`Algorithm.on_device`)"""
+    """what the server broadcast, flat vectors by name (`Algorithm.travels.vectors`), read only: on the CPU, or on the
+    engine's device where the algorithm takes them there (`algorithms.base.on_device`)"""
     state: ClientState
     """what the client keeps; the algorithm replaces entries. Taken back if the client fails or is refused"""
     outgoing: Outgoing
@@ -277,7 +277,7 @@ class ClientJob:
             self.state.tensors[keys.PRIVATE] = self.engine.snapshot_private()
 
     def send(self, name: str, tensor: Tensor) -> None:
-        """Send `tensor`, which is copied: one of `Algorithm.exchanged_vectors`, or `MESSAGE` where messages are sent.
+        """Send `tensor`, which is copied: one of `Algorithm.travels.vectors`, or `MESSAGE` where messages are sent.
 
         Raises:
             UpdateError: unknown name, another shape or dtype, or sent before.

@@ -26,6 +26,7 @@ from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.algorithms.sums import why_not_private, why_not_record
+from fedtorch.algorithms.travels import Travels
 from fedtorch.config.registry import named_class
 from fedtorch.core.client import ClientState
 from fedtorch.core.errors import ConfigError
@@ -59,9 +60,9 @@ class Inherits(Trains):
 
 def test_an_algorithm_that_says_nothing() -> None:
     rule = Least()
-    assert rule.exchanged_vectors == ("weights",) and rule.varying_vectors == ()
+    assert rule.travels.vectors == ("weights",) and rule.travels.varying == ()
     limits = rule.limits
-    assert not rule.is_personal and limits.needs_labels and limits.trains_clients and not limits.trains_server
+    assert limits.needs_labels and limits.trains_clients and not limits.trains_server
     assert Trains().limits.trains_server and Inherits().limits.trains_server
     assert limits.engines == ("torch", "deepspeed") and limits.precisions == ("fp32", "bf16", "fp16")
     assert limits.weighting == "equal" and why_not_private(rule) == "" and limits.is_sum
@@ -250,7 +251,10 @@ class Heir(OwnWeights):
 class Twice(FedAvg):
     """Sends two vectors."""
 
-    exchanged_vectors = ("weights", "control")
+    @property
+    def travels(self) -> Travels:
+        """A second one."""
+        return Travels(("weights", "control"))
 
 
 def test_what_a_robust_rule_or_privacy_stands_against() -> None:
@@ -302,6 +306,6 @@ def test_a_client_alone_trains_its_own_model_on_and_rests_where_it_was_stopped()
     received = torch.zeros(1)
     assert Local().eval_weights(received, state).tolist() == [2.0]
     assert Local().eval_weights(received, ClientState()) is received
-    assert Local().is_personal and Local().exchanged_vectors == ()
     layout = Layout.of({"w": torch.zeros(1)})
+    assert Local().kept(layout, layout).by_clients and Local().travels.vectors == ()
     assert (Local().kept(layout, layout).client, Local().kept(layout, layout).server) == (("personal",), ())

@@ -54,7 +54,7 @@ def digests() -> dict[str, str]:
         tensors = {"weights": weights.clone(), "control": control.clone()}
         server = ServerState(tensors, optimizer=ServerOptimizer(rule), num_clients=3, num_rounds=5, layout=LAYOUT)
         server.accepted = [Report("a"), Report("b")]
-        vectors = len(algorithm.exchanged_vectors)
+        vectors = len(algorithm.travels.vectors)
         for grad in grads:
             algorithm.server_update(server, torch.cat([grad, grad.flip(0)][:vectors]))
         content = b"".join(server.tensors[key].numpy().tobytes() for key in sorted(server.tensors))

@@ -19,7 +19,9 @@ from fedtorch.core.renamed import MODULES
 @pytest.mark.parametrize(
     ("member", "value", "now"),
     [
-        ("exchanged", (), "exchanged_vectors"),
+        ("exchanged", (), "travels.vectors"),
+        ("exchanged_vectors", (), "travels.vectors"),
+        ("on_device", True, "@on_device at each function"),
         ("judged_weights", print, "eval_weights"),
         ("precisions", ("fp32",), "limits.precisions"),
         ("reads_initial", True, "limits.reads_initial"),

@@ -13,6 +13,7 @@ from members import signatures
 from fedtorch.algorithms.base import Updates
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.limits import Limits
+from fedtorch.algorithms.travels import Travels
 from fedtorch.core.client import Client, ClientState
 from fedtorch.core.sampling import Sampler
 from fedtorch.core.server import ServerOptimizer, ServerState
@@ -92,9 +93,12 @@ def test_the_table_has_everything_that_a_rule_may_define() -> None:
     assert {row.replace(" or ", " | ") for row in rows} == expected and len(rows) == len(expected)
 
 
-def test_the_table_of_limits_has_every_field() -> None:
-    rows = re.findall(r"^\| `(\w+): ([^`]+)` \|", section("### What it needs and rules out"), re.MULTILINE)
-    expected = [(field.name, str(field.type).replace(" | ", " or ")) for field in fields(Limits)]
+@pytest.mark.parametrize(
+    ("cls", "heading"), [(Limits, "### What it needs and rules out"), (Travels, "### What travels")]
+)
+def test_the_tables_of_fields_have_every_one(cls: type, heading: str) -> None:
+    rows = re.findall(r"^\| `(\w+): ([^`]+)` \|", section(heading), re.MULTILINE)
+    expected = [(field.name, str(field.type).replace(" | ", " or ")) for field in fields(cls)]
     assert sorted(rows) == sorted(expected)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from harness import SGD, make_config
 from toy import Quadratic
 
+from fedtorch.algorithms.base import on_device
 from fedtorch.algorithms.ditto import Ditto
 from fedtorch.algorithms.fedavg import FedAvg, FedOpt
 from fedtorch.algorithms.feddyn import FedDyn
@@ -50,8 +51,7 @@ class Trains(FedAvg):
 class TrainsThere(Trains):
     """The same, written for any device."""
 
-    on_device: ClassVar[bool] = True
-
+    @on_device
     def client_update(self, job: ClientJob) -> Report:
         return super().client_update(job)
 

@@ -55,7 +55,7 @@ class Concatenates(Scaffold):
     """Sends the same vectors, and returns them end to end in one of its own."""
 
     def client_update(self, job: ClientJob) -> Update:  # type: ignore[override]
-        inner = replace(job, outgoing=Outgoing(torch.zeros_like(job.outgoing.flat), self.exchanged_vectors, "inner"))
+        inner = replace(job, outgoing=Outgoing(torch.zeros_like(job.outgoing.flat), self.travels.vectors, "inner"))
         report = super().client_update(inner)
         return Update(inner.outgoing.flat.clone(), report)
 

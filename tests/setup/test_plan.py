@@ -18,6 +18,7 @@ from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.local import Local
+from fedtorch.algorithms.travels import Travels
 from fedtorch.config.load import load
 from fedtorch.config.schema import ClientsConfig, Config, SystemConfig
 from fedtorch.core import devices as device_facts
@@ -136,7 +137,9 @@ def test_what_is_exchanged_is_there_and_of_the_present_base(tmp_path: Path) -> N
     class Moves(FedAvg):
         """Changes the base."""
 
-        varying_vectors = ("base",)
+        @property
+        def travels(self) -> Travels:
+            return Travels(varying=("base",))
 
     moves = replace(plan, algorithm=Moves())
     models_of_clients_have_the_present_base(moves, shared)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtorch.algorithms.adapters.factors import norm_of_product, pairs_of, rank_places
 from fedtorch.algorithms.adapters.ranks import NORM, UnlikeRanks
 from fedtorch.algorithms.kept import Kept
-from fedtorch.algorithms.limits import Limits
+from fedtorch.algorithms.limits import Limits, trains_as
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import NotNegative
 from fedtorch.core.update import Report
@@ -61,7 +61,7 @@ class HetLoRA(UnlikeRanks):
         """It weighs by what clients have learned."""
         found = super().limits
         # norms are of noised factors, where steps are noised
-        why_not = "" if self.trains_as(HetLoRA) else None
+        why_not = "" if trains_as(type(self), HetLoRA) else None
         return replace(found, weighting=NORM, why_not_record=why_not, public_numbers=(NORM, RANK))
 
     def weigh(self, reports: Sequence[Report]) -> list[float]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedtorch.algorithms.adapters.factors import Pair, norm_of_product, pairs_of, rank_places, stacked
 from fedtorch.algorithms.base import Updates, Way
 from fedtorch.algorithms.fedavg import FedAvg
-from fedtorch.algorithms.limits import Limits, why_not_weighed
+from fedtorch.algorithms.limits import Limits, trains_as, why_not_weighed
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.places import Places
 from fedtorch.core.ranges import Count
@@ -53,7 +53,7 @@ class UnlikeRanks(FedAvg):
         """Scales are set in the module, which DeepSpeed takes apart; clients send factors of unlike places."""
         return replace(
             super().limits,
-            why_not_record=why_not_weighed(self.weights) if self.trains_as(UnlikeRanks) else None,
+            why_not_record=why_not_weighed(self.weights) if trains_as(type(self), UnlikeRanks) else None,
             public_numbers=(NORM,),
             engines=("torch",),
             why_not_deepspeed="sets ranks and scales in the module for every client",

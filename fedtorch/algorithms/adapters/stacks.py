@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, cast
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from fedtorch.algorithms.adapters.factors import (
 )
 from fedtorch.algorithms.adapters.ranks import UnlikeRanks, decomposed, stacked_factors
 from fedtorch.algorithms.base import Updates, Way
+from fedtorch.algorithms.travels import Travels
 from fedtorch.core import state_keys as keys
 from fedtorch.core.places import Places
 from fedtorch.core.ranges import Count
@@ -62,10 +63,13 @@ class HasBase(Protocol):
 class AddsToBase(UnlikeRanks):
     """Rules that add to the base: the common part of FLoRA and FedEx."""
 
-    varying_vectors: ClassVar[tuple[str, ...]] = (ADDED,)
-
     added_rank: Count = 256
     """to which what was added to the base is cut, by SVD, when it has come to more than twice as much"""
+
+    @property
+    def travels(self) -> Travels:
+        """The factors, and down what was added to the base."""
+        return replace(super().travels, varying=(ADDED,))
 
     def adopt(self, engine: Engine, task: Any, vectors: Mapping[str, Tensor]) -> None:
         """Put P beside the layers of this rank's model."""

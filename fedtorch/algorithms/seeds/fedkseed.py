@@ -22,6 +22,7 @@ from fedtorch.algorithms.run_facts import RunFacts
 from fedtorch.algorithms.seeds import history
 from fedtorch.algorithms.seeds.draws import Candidates, drawn
 from fedtorch.algorithms.seeds.local_steps import LocalSteps
+from fedtorch.algorithms.travels import Travels
 from fedtorch.core.direction_model import EXACT, DirectionModel
 from fedtorch.core.directions import LARGEST, Kind
 from fedtorch.core.errors import ConfigError, NonFiniteError
@@ -75,11 +76,14 @@ class FedKSeed(FedAvg):
     """FedKSeed-Pro: seeds whose numbers were large are drawn more often, e times as often at most"""
 
     @property
-    def exchanged_vectors(self) -> tuple[str, ...]:  # type: ignore[override]
-        """A; with `pro` also the chances of the seeds, under whose name the clients' |ĝ| go up."""
-        return (SUMS, CHANCES) if self.pro else (SUMS,)
+    def travels(self) -> Travels:
+        """A, in float64, which has all whole numbers up to 2^53; clients' numbers have fewer places.
 
-    update_dtype: ClassVar[torch.dtype | None] = torch.float32
+        With `pro` also the chances of the seeds, under whose name the clients' |ĝ| go up.
+        """
+        vectors = (SUMS, CHANCES) if self.pro else (SUMS,)
+        layout = Layout((SUMS,), ((self.length,),), torch.float64) if self.of_run else None
+        return Travels(vectors, layout, self.model, torch.float32)
 
     @property
     def limits(self) -> Limits:
@@ -110,7 +114,7 @@ class FedKSeed(FedAvg):
     @property
     def run(self) -> RunFacts:
         """Facts of the run that it is in."""
-        assert self.of_run is not None, "an algorithm that depends on its run is made by `in_run`"
+        assert self.of_run is not None, "an algorithm that depends on its run is made by `run_facts.in_run`"
         return self.of_run
 
     @property
@@ -144,10 +148,6 @@ class FedKSeed(FedAvg):
         known = None if chances is None or not bool(chances.any()) else chances.double().numpy()
         return drawn(self.run.run_seed, whom, round, count=count, of=self.seeds, chances=known)
 
-    def exchanged_layout(self, shared: Layout) -> Layout:
-        """A number for each direction; float64, which has all whole numbers up to 2^53."""
-        return Layout((SUMS,), ((self.length,),), torch.float64)
-
     def model(self) -> DirectionModel:
         """w^0 − η 2^-(bits + 8) Σ_j A_j z_j."""
         step = math.ldexp(self.base_rate, -self.bits - FINER)
@@ -162,7 +162,7 @@ class FedKSeed(FedAvg):
             if way == "received":
                 return None
             own = torch.arange(self._per_round) + round * self._per_round
-            return Places(own, layout.size * len(self.exchanged_vectors))
+            return Places(own, layout.size * len(self.travels.vectors))
         if way != "sent" or self.pro or self.robust is not None or self.run.same_places:
             return None
         return Places(torch.from_numpy(np.unique(self.drawn(client, round))), layout.size)
@@ -255,7 +255,7 @@ class FedKSeed(FedAvg):
         Raises:
             NonFiniteError: A has become so large that sums over directions are exact no more.
         """
-        change, *measured = grad.chunk(len(self.exchanged_vectors))
+        change, *measured = grad.chunk(len(self.travels.vectors))
         sums = server.tensors[SUMS]
         sums += torch.round(change.double() * 2.0 ** (self.bits + FINER))
         if not float(sums.abs().sum()) * LARGEST[self.z] <= EXACT:

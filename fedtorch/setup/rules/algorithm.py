@@ -11,7 +11,7 @@ from fedtorch.tasks.base import Task
 
 def the_one_client_sends_its_model(plan: Plan) -> None:
     """Refuse `centralized` training with an algorithm that sends nothing: no model would be evaluated."""
-    if plan.config.paradigm == "centralized" and not plan.algorithm.exchanged_vectors:
+    if plan.config.paradigm == "centralized" and not plan.algorithm.travels.vectors:
         raise ConfigError(
             f"paradigm is centralized but algorithm.name is {plan.config.algorithm_name}, which sends nothing, so the "
             "one client's model would never be evaluated; set algorithm.name to fedavg"

@@ -10,6 +10,7 @@ from fedtorch.algorithms.sums import why_not_ahead
 from fedtorch.config.schema import Config
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.overrides import overrides
+from fedtorch.core.state_keys import WEIGHTS
 from fedtorch.setup.plan import Plan
 from fedtorch.setup.rules.subject import Subject
 from fedtorch.train.attacks.settings import COLLUDING
@@ -87,7 +88,7 @@ def a_buffer_is_one_sum(plan: Plan) -> None:
     reason = ""
     if isinstance(rule, MessageAlgorithm):
         reason = "has clients that send compressed messages"
-    elif rule.exchanged_vectors != ("weights",) or rule.model() is not None or rule.varying_vectors:
+    elif (rule.travels.vectors, rule.travels.model, rule.travels.varying) != ((WEIGHTS,), None, ()):
         reason = "exchanges other vectors than the weights, which belong to a version"
     elif why := why_not_ahead(rule):
         reason = why

@@ -46,7 +46,7 @@ def attackers_are_clients(plan: Plan) -> None:
 def a_server_combines_what_clients_send(plan: Plan) -> None:
     """Refuse attacks where nothing is sent, or where clients are hidden from the records."""
     config = plan.config
-    if config.paradigm != "federated" or not plan.algorithm.exchanged_vectors:
+    if config.paradigm != "federated" or not plan.algorithm.travels.vectors:
         raise ConfigError(
             f"attack.kind is {config.attack.kind} but nothing is sent that could be an attack (paradigm "
             f"{config.paradigm}, algorithm.name {config.algorithm_name}); remove the section `attack`"

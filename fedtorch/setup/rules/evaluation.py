@@ -74,7 +74,7 @@ def who_waits_for_scores_gets_some(plan: Plan) -> None:
 def models_of_clients_have_the_present_base(plan: Plan, engine: Engine) -> None:
     """Refuse clients' own weights of earlier rounds where the server changes the base that they belong to."""
     config = plan.config.eval
-    if not plan.algorithm.varying_vectors:
+    if not plan.algorithm.travels.varying:
         return
     for key, value, other in (("point", config.point, "trained"), ("best", config.best, "per_client")):
         if value == other:
@@ -91,7 +91,7 @@ def evaluations_can_wait(plan: Plan, engine: Engine) -> None:
         return
     rule, name = plan.algorithm, plan.config.algorithm_name
     for is_so, why in (
-        (not rule.exchanged_vectors, "clients send nothing, so no round waits for another's scores"),
+        (not rule.travels.vectors, "clients send nothing, so no round waits for another's scores"),
         (
             not rule.limits.trains_clients,
             f"with algorithm.name {name} no client trains, so no round is waited for",

@@ -42,8 +42,8 @@ def updates_are_one_vector(plan: Plan) -> None:
             f"{INSTEAD}, or remove algorithm.robust"
         )
     reason = ""
-    if len(algorithm.exchanged_vectors) != 1:
-        reason = f"sends {len(algorithm.exchanged_vectors)} vectors, not one"
+    if len(algorithm.travels.vectors) != 1:
+        reason = f"sends {len(algorithm.travels.vectors)} vectors, not one"
     elif not algorithm.limits.is_sum:
         reason = "combines updates in a way of its own, not by a weighted sum"
     elif algorithm.limits.why_not_rounded:

@@ -10,7 +10,7 @@ from fedtorch.setup.rules.subject import Subject
 
 def the_reference_stays(plan: Plan) -> None:
     """Refuse algorithms that change what stands beside trained weights: the start's model could not be loaded again."""
-    if plan.task.refers_to and plan.algorithm.varying_vectors:
+    if plan.task.refers_to and plan.algorithm.travels.varying:
         raise ConfigError(
             f"algorithm.name is {plan.config.algorithm_name}, which changes the base of an adapter, but the task "
             f"`{plan.config.task_name}` compares with the model that the run starts from, whose base is then gone; set "
@@ -20,7 +20,7 @@ def the_reference_stays(plan: Plan) -> None:
 
 def a_round_has_weights_to_refer_to(plan: Plan) -> None:
     """Refuse a reference of the round where clients receive no weights."""
-    if plan.task.refers_to == "round" and WEIGHTS not in plan.algorithm.exchanged_vectors:
+    if plan.task.refers_to == "round" and WEIGHTS not in plan.algorithm.travels.vectors:
         raise ConfigError(
             f"task.reference is round but with paradigm {plan.config.paradigm} and algorithm.name "
             f"{plan.config.algorithm_name} clients receive no weights; set task.reference to start"

@@ -28,7 +28,7 @@ def nothing_is_kept_private(plan: Plan, engine: Engine) -> None:
 
 SUBJECT = Subject(
     "Sums over directions",
-    applies=lambda plan: plan.algorithm.model() is not None,
+    applies=lambda plan: plan.algorithm.travels.model is not None,
     of_plan=(a_worker_is_one_rank,),
     of_engine=(nothing_is_kept_private,),
 )

@@ -54,7 +54,7 @@ def checked_rounds_are_sums(plan: Plan) -> None:
         raise ConfigError(f"{why}algorithm.name is {name}, which {reason}; {instead}")
     if algorithm.limits.trains_server:
         raise ConfigError(f"{why}algorithm.name is {name}, whose server trains, which silos cannot repeat; {instead}")
-    if algorithm.varying_vectors or overrides(type(algorithm), "places", Algorithm):
+    if algorithm.travels.varying or overrides(type(algorithm), "places", Algorithm):
         raise ConfigError(f"{why}algorithm.name is {name}, of whose vectors only parts travel; {instead}")
     if config.exchange.bits != 32:
         raise ConfigError(f"{why}exchange.bits is {config.exchange.bits}, with which parts are no sums; remove one")

@@ -10,7 +10,7 @@ from fedtorch.train.engine import Engine
 
 def something_is_shared(plan: Plan, engine: Engine) -> None:
     """Refuse an algorithm that exchanges vectors where no parameter is shared."""
-    if plan.algorithm.exchanged_vectors and engine.shared.size == 0:
+    if plan.algorithm.travels.vectors and engine.shared.size == 0:
         raise ConfigError(
             "partition leaves no shared parameter, so there is nothing to exchange; share some, or set paradigm: local"
         )
@@ -18,7 +18,7 @@ def something_is_shared(plan: Plan, engine: Engine) -> None:
 
 def what_travels_is_there(plan: Plan, engine: Engine) -> None:
     """Refuse an algorithm that sends parameters which the model does not have."""
-    layout = plan.algorithm.exchanged_layout(engine.shared)
+    layout = plan.algorithm.travels.laid_out(engine.shared)
     for client, _ in plan.first_cohort or [(plan.clients[0], 1)]:
         plan.algorithm.places("sent", layout, client.name, 0)
 
