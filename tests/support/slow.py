@@ -41,6 +41,9 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/chat/test_chat.py": {
         "test_a_chat_in_two_processes[True": OTHER_CASES,
     },
+    "tests/comm/test_bytes_across.py": {
+        "test_vectors_of_a_round_stay_on_the_device_and_have_the_bits_of_one_process[one machine": OTHER_CASES,
+    },
     "tests/comm/test_exchange.py": {
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[reduce": OTHER_CASES,
     },
@@ -53,6 +56,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabbcc-1": OTHER_CASES,
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabbcc-4-False]": OTHER_CASES,
         "test_a_sum_that_was_damaged_between_machines_is_made_again_of_single_updates[aabb-F": OTHER_CASES,
+        "test_a_sum_that_was_damaged_between_machines_is_made_again_of_single_updates[aabbcc-F": OTHER_CASES,
         "test_a_sum_that_was_damaged_between_machines_is_made_again_of_single_updates[aabbcc-T": OTHER_CASES,
         "test_one_key_turns_it_off": "tests/hosts/test_node_sums.py",
         "test_payloads_through_a_device_go_between_leaders_too": "test_over_nccl.py and test_transport.py",
@@ -271,12 +275,20 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker[(3": "the first worker's two ranks",
         "test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker[(4": "the first worker's two ranks",
         "test_a_signal_to_a_rank_that_does_not_lead_stops_all_and_loses_nothing[None": OTHER_CASES,
+        "test_workers_of_two_ranks_give_the_bits_of_one_process[two-and-one": OTHER_CASES,
     },
     "tests/launchers/test_local.py": {
         "test_a_gpu_that_fails_ends_the_run_with_its_client_and_step": "tests/faults, in one process",
+        "test_a_run_goes_on_without_a_lost_worker": "tests/faults/test_going_on.py, with the same bits",
     },
     "tests/launchers/test_real_slurm.py": {
         "test_a_job_at_its_limit_is_requeued_and_resumes_to_the_same_bits": "test_a_batch_file_told_to_stop",
+    },
+    "tests/lifecycle/test_checked_noise.py": {
+        "test_checks_of_noised_rounds_change_no_bit[changes0-all": OTHER_CASES,
+    },
+    "tests/lifecycle/test_exported_models.py": {
+        "test_the_exported_model_scores_as_in_the_run[feda]": OTHER_CASES,
     },
     "tests/lifecycle/test_idle_base.py": {
         "test_a_server_that_does_not_evaluate_holds_no_base[sb": OTHER_CASES,
@@ -410,7 +422,9 @@ SLOW: dict[str, dict[str, str]] = {
         "test_many_names_are_never_in_memory_at_once": "the file's other names",
     },
     "tests/train/test_built_in_parts.py": {
+        "test_no_rank_holds_a_whole_model_while_it_is_built[fsdp": OTHER_CASES,
         "test_weights_that_the_server_sends_give_the_bits_of_those_that_every_rank_draws[zero1": OTHER_CASES,
+        "test_weights_that_the_server_sends_give_the_bits_of_those_that_every_rank_draws[zero3": OTHER_CASES,
     },
     "tests/train/test_deepspeed.py": {
         "test_a_client_that_fails_inside_a_step_leaves_nothing_behind[stage3": OTHER_CASES,
@@ -435,6 +449,7 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/train/test_pretended_device.py": {
         "test_a_smoke_config_trains_on_a_device_as_on_the_cpu": "test_every_algorithm_gives_the_same_bits_on_a_device",
+        "test_every_algorithm_gives_the_same_bits_on_a_device[without": OTHER_CASES,
     },
     "tests/train/test_saved_loop.py": {
         "test_deepspeed[adamw-stage1-bf16": OTHER_CASES,
