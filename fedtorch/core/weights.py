@@ -277,6 +277,12 @@ def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def sharing_memory(tensors: Mapping[str, Tensor], memory: Iterable[Tensor]) -> list[str]:
+    """Names of the tensors that lie in the memory of one of the others, whatever part of it they are."""
+    taken = {other.untyped_storage().data_ptr() for other in memory if other.numel()}
+    return [name for name, each in tensors.items() if each.numel() and each.untyped_storage().data_ptr() in taken]
+
+
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """sha256 of the tensors' names and bytes, in name order; equal exactly when every bit is."""
     hasher = hashlib.sha256()

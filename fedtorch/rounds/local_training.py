@@ -362,8 +362,7 @@ class ClientTrainer:
 
     def _measured(self, job: ClientJob, report: Report) -> Report:
         """The report with the update's norm; that of a message is known to the algorithm only."""
-        update = job.outgoing.flat
-        name, round = job.client.name, self.context.round
+        update, name, round = job.outgoing.flat, job.client.name, self.context.round
         if name in self.attackers:
             drawn = [client for client, _ in self.drawn]
             self.attackers.spoil(update, name, round=round, drawn=drawn, learn=partial(self._learned, job))
@@ -384,6 +383,7 @@ class ClientTrainer:
     def _stage(self, job: ClientJob, report: Report) -> None:
         """Hold the new state back until the server has decided."""
         if self.context.is_stateful:
+            job.check_state()
             if job.outgoing.is_sent or report.steps:  # a client that rested is as it was
                 self.context.store.stage(self._key(job.client.name), job.state)
         elif job.state.tensors or job.state.numbers:

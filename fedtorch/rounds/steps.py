@@ -8,7 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from fedtorch.core.client import Client
+from fedtorch.core.errors import FedtorchError
 from fedtorch.core.update import Report
+from fedtorch.core.weights import sharing_memory
 from fedtorch.rounds.aggregation import Decision
 from fedtorch.rounds.context import RoundContext
 
@@ -40,6 +42,11 @@ class Steps:
         context = self.context
         if grad is not None:
             context.algorithm.server_update(context.server, grad)
+            if context.algorithm.limits.is_sum and (lent := sharing_memory(context.server.tensors, [grad])):
+                raise FedtorchError(
+                    f"{type(context.algorithm).__name__}.server_update keeps `{lent[0]}` in the memory of `grad`, "
+                    "which the next round overwrites; keep a clone"
+                )
         context.vectors.stepped()
 
     def summary(self) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from fedtorch.core import state_keys as keys
 from fedtorch.core.client import Client, ClientState
-from fedtorch.core.errors import UpdateError
+from fedtorch.core.errors import FedtorchError, UpdateError
 from fedtorch.core.seeds import seed_for
 from fedtorch.core.silo_work import SiloWork
 from fedtorch.core.update import Report
+from fedtorch.core.weights import sharing_memory
 from fedtorch.train.batches import Batching, SplitBatch, StepPlan
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.lengths import Lengths
@@ -102,6 +103,18 @@ class ClientJob:
     `report` has all that `Algorithm.own_weight` looks at, and that of `client_update` follows"""
     saves: Saves | None = None
     """saves its trainings while they are under way; None: nobody does"""
+
+    def check_state(self) -> None:
+        """Look whether what the client keeps will be there in its next round.
+
+        Raises:
+            FedtorchError: an entry lies in what was received or is sent, which the next round overwrites.
+        """
+        if lent := sharing_memory(self.state.tensors, (*self.received.values(), self.outgoing.flat)):
+            raise FedtorchError(
+                f"{self.outgoing.algorithm} keeps `{lent[0]}` in a client's state, in memory of what was received or "
+                "is sent, which the next round overwrites; keep a clone"
+            )
 
     def seed(self, purpose: str) -> int:
         """The seed for one purpose of this client in this round."""

@@ -29,7 +29,7 @@ CLASSES: list[type] = [
     ClientJob, LossCurve, Engine, ServerState, ServerOptimizer, ClientState, Client, Report, Updates, Layout, Sampler,
 ]  # fmt: skip
 OF_THE_RUNNER: dict[type, set[str]] = {
-    ClientJob: {"first_private", "outgoing", "parts", "saves", "silo", "sum", "trainer"},
+    ClientJob: {"check_state", "first_private", "outgoing", "parts", "saves", "silo", "sum", "trainer"},
     LossCurve: {"over_budget", "told", "untold"},
     Engine: {
         "adopt_initial", "beside", "counts", "exported", "forget_initial", "free", "go_on", "initial", "join",

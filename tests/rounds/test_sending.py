@@ -15,12 +15,14 @@ from toy import Quadratic
 from fedtorch.algorithms.base import Algorithm
 from fedtorch.algorithms.fedavg import FedAvg
 from fedtorch.algorithms.fedprox import FedProx
+from fedtorch.algorithms.kept import Kept
 from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.message import MessageAlgorithm
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.core.errors import ConfigError, FedtorchError, UpdateError
 from fedtorch.core.server import ServerState
 from fedtorch.core.update import Report, Update
+from fedtorch.core.weights import Layout
 from fedtorch.rounds.runner import Runner
 from fedtorch.train.job import ClientJob
 from fedtorch.train.outgoing import Outgoing
@@ -112,6 +114,41 @@ def test_what_was_not_sent_as_it_should_be_is_named(how: str, message: str, tmp_
     assert "client a is left out: failed:UpdateError" in caplog.text and result.weights == {}
     assert "control" not in runner.context.store.get("a").tensors
     assert runner.context.server.weights.tolist() == [0.3, -0.7]
+
+
+@dataclass(frozen=True)
+class Keeps(FedAvg):
+    """Keeps the memory of a vector of the round: received, sent, a part of one, a copy of one, or the server's grad."""
+
+    of: str = ""
+
+    def client_update(self, job: ClientJob) -> Report:
+        curve = job.train(received := job.received["weights"])
+        sent = job.send_difference(received)
+        kept = {"received": received, "sent": sent, "part": received[1:], "copy": received.clone(), "grad": sent + 0}
+        job.state.tensors["mine"] = kept[self.of]
+        return self.report(job, curve)
+
+    def server_update(self, server: ServerState, grad: Tensor) -> None:
+        server.tensors["last"] = grad if self.of == "grad" else grad.clone()
+        server.optimizer.step(server, grad)
+
+    def kept(self, layout: Layout, private: Layout) -> Kept:
+        return Kept(by_clients=True)
+
+
+@pytest.mark.parametrize("of", ["received", "sent", "part", "grad", "copy"])
+def test_what_is_kept_without_a_clone_ends_the_run(of: str, tmp_path: Path) -> None:
+    """It would be another number in the next round, without a word."""
+    runner = make_runner(make_config(tmp_path, TASK, Keeps(of=of)))
+    if of == "copy":
+        runner.run()
+        return
+    what = (
+        "Keeps.server_update keeps `last` in the memory of `grad`" if of == "grad" else "Keeps keeps `mine` in a client"
+    )
+    with pytest.raises(FedtorchError, match=f"{what}.*the next round overwrites; keep a clone"):
+        runner.run()
 
 
 @dataclass(frozen=True)
