@@ -258,4 +258,4 @@ def ended(code: int) -> str:
 
 def say(text: str) -> None:
     """Print for who started the launcher."""
-    print(f"launchers.local: {text}", file=sys.stderr, flush=True)
+    print(f"launcher: {text}", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pages import anchors, broken, configs, documented, has_name, links, modules, paths
 
+import fedtorch
 from fedtorch.cli.__main__ import COMMANDS
 from fedtorch.core.errors import ConfigError
 
@@ -36,6 +37,11 @@ def test_every_config_that_a_command_names_is_found(monkeypatch: pytest.MonkeyPa
             except ConfigError as error:
                 missing.append(f"{page.relative_to(ROOT)}: {error}")
     assert missing == []
+
+
+def test_the_reference_has_every_module_of_the_public_names() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert [module for module in sorted({*fedtorch._PUBLIC.values()}) if f"::: {module}\n" not in page] == []
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:
