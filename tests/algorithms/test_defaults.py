@@ -13,7 +13,7 @@ import torch
 from fedtorch.algorithms.adapters.hetlora import HetLoRA
 from fedtorch.algorithms.adapters.ranks import FlexLoRA
 from fedtorch.algorithms.adapters.stacks import FLoRA
-from fedtorch.algorithms.base import Algorithm
+from fedtorch.algorithms.base import Algorithm, on_device
 from fedtorch.algorithms.ditto import Ditto
 from fedtorch.algorithms.fedassistant import FedAssistant
 from fedtorch.algorithms.fedavg import FedAvg, FedOpt
@@ -24,6 +24,7 @@ from fedtorch.algorithms.limits import Limits
 from fedtorch.algorithms.local import Local
 from fedtorch.algorithms.loss_reduction import LossReduction
 from fedtorch.algorithms.message import MessageAlgorithm, message_bytes
+from fedtorch.algorithms.run_facts import RunFacts
 from fedtorch.algorithms.scaffold import Scaffold
 from fedtorch.algorithms.sums import why_not_private, why_not_record
 from fedtorch.algorithms.travels import Travels
@@ -36,6 +37,7 @@ from fedtorch.core.state_keys import NOT_EVALUATED
 from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout
 from fedtorch.train.loop import LossCurve
+from fedtorch.train.settings import ClientConfig
 
 ONE, NONE = Layout(("w",), ((1,),)), Layout((), ())
 
@@ -255,6 +257,36 @@ class Twice(FedAvg):
     def travels(self) -> Travels:
         """A second one."""
         return Travels(("weights", "control"))
+
+
+@dataclass(frozen=True)
+class OnAnyDevice(FedAvg):
+    """Marks one function of its own, and has the others of a class that does."""
+
+    @on_device
+    def report(self, job: Any, curve: Any, **extra: float) -> Report:
+        return super().report(job, curve, **extra)
+
+
+@dataclass(frozen=True)
+class OnTheCpu(OnAnyDevice):
+    """Takes the place of a marked function, and says nothing."""
+
+    def correction(self, job: Any) -> None:
+        return None
+
+
+def test_vectors_stay_on_devices_where_each_function_of_clients_says_so() -> None:
+    assert FedAvg().limits.stays_on_device and OnAnyDevice().limits.stays_on_device
+    assert not any(rule.limits.stays_on_device for rule in (OnTheCpu(), Least(), Local()))
+    assert not Limits().stays_on_device and not RunFacts(0, 1, ClientConfig(), lambda name: ClientConfig()).same_places
+
+
+def test_what_travels_has_the_layout_of_the_weights_and_is_them_unless_it_is_said() -> None:
+    scalars = Layout(("sums",), ((7,),), torch.float64)
+    assert Travels().laid_out(ONE) is ONE and Travels(layout=scalars).laid_out(ONE) is scalars
+    made = SimpleNamespace()
+    assert Travels().rule() is None and Travels(model=lambda: made).rule() is made  # type: ignore[arg-type,return-value]
 
 
 def test_what_a_robust_rule_or_privacy_stands_against() -> None:
