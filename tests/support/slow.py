@@ -153,12 +153,14 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/faults/test_kill_adapters.py": {
         "test_a_kill_in_any_phase_leaves_base_and_factors_as_they_would_be[broadcast-2": OTHER_CASES,
+        "test_a_kill_in_any_phase_leaves_base_and_factors_as_they_would_be[checkpoint-0": OTHER_CASES,
     },
     "tests/faults/test_kill_async.py": {
         "test_a_kill_within_a_job_repeats_at_most_so_many_steps_of_it[real": OTHER_CASES,
         "test_killed_ranks_go_on_on_another_number_of_ranks[1-2-2": OTHER_CASES,
     },
     "tests/faults/test_kill_fragments.py": {
+        "test_killed_around_the_step_of_the_sending[rounds-b-5": OTHER_CASES,
         "test_killed_around_the_step_of_the_sending[rounds-d-6": OTHER_CASES,
         "test_killed_around_the_step_of_the_sending[steps-b-5": OTHER_CASES,
     },
@@ -275,6 +277,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker[(3": "the first worker's two ranks",
         "test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker[(4": "the first worker's two ranks",
         "test_a_signal_to_a_rank_that_does_not_lead_stops_all_and_loses_nothing[None": OTHER_CASES,
+        "test_workers_of_two_ranks_give_the_bits_of_one_process[server-works": OTHER_CASES,
         "test_workers_of_two_ranks_give_the_bits_of_one_process[two-and-one": OTHER_CASES,
     },
     "tests/launchers/test_local.py": {
@@ -287,8 +290,12 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/lifecycle/test_checked_noise.py": {
         "test_checks_of_noised_rounds_change_no_bit[changes0-all": OTHER_CASES,
     },
+    "tests/lifecycle/test_checked_steps.py": {
+        "test_a_share_of_the_leaves_is_stepped_as_the_whole[adamw": OTHER_CASES,
+    },
     "tests/lifecycle/test_exported_models.py": {
         "test_the_exported_model_scores_as_in_the_run[feda]": OTHER_CASES,
+        "test_the_exported_model_scores_as_in_the_run[smoke_ffw_full": OTHER_CASES,
     },
     "tests/lifecycle/test_idle_base.py": {
         "test_a_server_that_does_not_evaluate_holds_no_base[sb": OTHER_CASES,
@@ -362,6 +369,7 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/rounds/test_async_real.py": {
         "test_a_run_of_several_ranks_is_replayed_on_others[3-4": "the case `trained`, of as many ranks",
+        "test_a_run_of_several_ranks_is_replayed_on_others[trained": OTHER_CASES,
         "test_what_clients_did_that_seemed_to_be_lost_does_not_count[11-0": OTHER_CASES,
         "test_what_clients_did_that_seemed_to_be_lost_does_not_count[6-99": OTHER_CASES,
     },
