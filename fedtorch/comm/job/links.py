@@ -58,7 +58,7 @@ class Links:
         self._unsent: defaultdict[int, list[bytes]] = defaultdict(list)  # to ranks that have not come yet
         self._came: defaultdict[tuple[str, int], deque[bytes]] = defaultdict(deque)
         self._over: dict[str, int] = {}  # topic -> rank that has ended it
-        self._changed, self._sending = threading.Condition(), threading.Lock()
+        self._changed, self._sending, self._arriving = threading.Condition(), threading.Lock(), threading.Lock()
         self._is_closed, self._refused = False, 0
         self._buffers: dict[socket.socket, bytearray] = {}
         self._selector = selectors.DefaultSelector()
@@ -117,11 +117,14 @@ class Links:
     def send(self, rank: int, topic: str, data: bytes) -> None:
         """Send to the server, or from it to a worker, once that has come; nothing where it is gone."""
         name = topic.encode()
-        with self._sending:
-            if (sock := self._socks.get(rank)) is not None:
-                _send(sock, _HEAD.pack(len(data), len(name)) + name + data)
-            elif self._listener is not None and rank not in self.ended:
-                self._unsent[rank].append(_HEAD.pack(len(data), len(name)) + name + data)
+        told = _HEAD.pack(len(data), len(name)) + name + data
+        with self._arriving:
+            sock = self._socks.get(rank)
+            if sock is None and self._listener is not None and rank not in self.ended:
+                self._unsent[rank].append(told)
+        if sock is not None:
+            with self._sending:
+                _send(sock, told)
 
     def end(self, topic: str) -> None:
         """This rank takes no more part in the topic; who waits for it there is told."""
@@ -227,10 +230,10 @@ class Links:
         if sock not in self._buffers:
             self._buffers[sock] = bytearray()
             self._selector.register(sock, selectors.EVENT_READ)
-        with self._sending:
-            self._peers[sock], self._socks[rank] = rank, sock
+        with self._arriving:  # not `_sending`: a send that waits needs this thread, which reads
             for told in self._unsent.pop(rank, ()):
                 _send(sock, told)
+            self._peers[sock], self._socks[rank] = rank, sock
 
     def _drop(self, sock: socket.socket) -> None:
         self._selector.unregister(sock)
