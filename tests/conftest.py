@@ -27,7 +27,7 @@ from parsed import parse_once
 from processes import Guard
 from schedule import FIRST, unit_of
 from slow import is_slow, stale
-from workers import pytest_addoption, pytest_runtestloop  # noqa: F401
+from workers import pytest_addoption, pytest_runtestloop, starts_processes  # noqa: F401
 
 hypothesis.settings.register_profile("busy", deadline=None)  # a slow machine is no failure
 hypothesis.settings.load_profile("busy")
@@ -65,7 +65,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    _guard.is_closed = item.get_closest_marker("processes") is None
+    _guard.is_closed = not starts_processes(item)
     try:
         return (yield)
     finally:

@@ -24,8 +24,8 @@ class Travels:
     vector that travels, and `model` makes them"""
     model: Callable[[], FollowingWeights] | None = None
     """makes the rule by which the weights follow from the first vector, which then starts at zero; called once on each
-    rank. None: the weights are that vector. Jobs have the weights as `received["weights"]` in any case; with a rule the
-    server writes a line of each round's changes into RUN/scalars.jsonl"""
+    rank. Jobs then have the weights as `received["weights"]` too, and the server writes a line of each round's changes
+    into RUN/scalars.jsonl. None: the weights are that vector"""
     update_dtype: torch.dtype | None = None
     """of what clients send; None: that of the vectors. Their sum has the vectors' dtype in any case"""
     varying: tuple[str, ...] = ()

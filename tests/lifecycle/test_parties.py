@@ -61,7 +61,10 @@ def refused(places: Path, **changes: Any) -> list[tuple[int, str]]:
 
 
 def told_south(places: Path, start_timeout: float = 60.0) -> str:
-    """What south is told, which ends with code 4; the others wait for it in vain, so long where nobody tells them."""
+    """Run all parties and return what south is told, which ends with code 4.
+
+    start_timeout: for so long the others wait for it in vain, where nobody tells them.
+    """
     write_config(places, system={**SYSTEM, "start_timeout": start_timeout})
     hub, north, south, west = expect_exit(as_party, len(PARTIES), str(places))
     assert [outcome.exit_code for outcome in (hub, north, west)] == [7, 7, 7]

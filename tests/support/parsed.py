@@ -12,7 +12,7 @@ import yaml
 from fedtorch.core import yaml_tree
 
 parse = yaml_tree._parse
-"""What the package itself parses with, however often a text was parsed before."""
+"""Parser of the package itself, which remembers no text."""
 LONGEST = 20_000
 """Characters of a text that is kept; those of tests about long ones are not."""
 

@@ -82,6 +82,7 @@ class FedKSeed(FedAvg):
         With `pro` also the chances of the seeds, under whose name the clients' |ĝ| go up.
         """
         vectors = (SUMS, CHANCES) if self.pro else (SUMS,)
+        # outside of a run, where only names are asked for, new seeds for every round have no number
         layout = Layout((SUMS,), ((self.length,),), torch.float64) if self.of_run else None
         return Travels(vectors, layout, self.model, torch.float32)
 

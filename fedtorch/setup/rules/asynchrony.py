@@ -84,11 +84,11 @@ def nobody_is_drawn_for_a_round(plan: Plan) -> None:
 
 def a_buffer_is_one_sum(plan: Plan) -> None:
     """Refuse algorithms whose rounds are more than a sum of updates with weights of each client alone."""
-    rule = plan.algorithm
+    rule, travels = plan.algorithm, plan.algorithm.travels
     reason = ""
     if isinstance(rule, MessageAlgorithm):
         reason = "has clients that send compressed messages"
-    elif (rule.travels.vectors, rule.travels.model, rule.travels.varying) != ((WEIGHTS,), None, ()):
+    elif (travels.vectors, travels.model, travels.varying) != ((WEIGHTS,), None, ()):
         reason = "exchanges other vectors than the weights, which belong to a version"
     elif why := why_not_ahead(rule):
         reason = why
