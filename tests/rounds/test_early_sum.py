@@ -26,6 +26,8 @@ from fedtorch.config.schema import (
     SystemConfig,
 )
 from fedtorch.core.errors import Interrupted
+from fedtorch.rounds.asynchrony.live import LiveTrainer
+from fedtorch.rounds.buffer import Buffer
 
 pytestmark = pytest.mark.processes
 
@@ -141,7 +143,35 @@ def test_parts_of_a_buffer_travel_before_it_closes(scale: Any, tmp_path: Path) -
     assert sum(len(part) for *_, parts in others for part in parts) == 3 * len(took)
 
 
-def test_by_the_real_clock_every_part_travels_before_its_buffer_closes(tmp_path: Path) -> None:
+def handed_over() -> list[bool]:
+    """Of each update that this rank hands over from now on: was its buffer still being filled?"""
+    seen, is_filled = [], [False]
+    put, open_buffer, train = EarlySender.put, Buffer.open, LiveTrainer._train_until_full
+
+    def noted(sender: EarlySender, client: str, weight: float) -> None:
+        seen.append(not is_filled[0])
+        put(sender, client, weight)
+
+    def opened(*args: Any) -> None:
+        is_filled[0] = False
+        open_buffer(*args)
+
+    def trained(trainer: LiveTrainer) -> None:
+        train(trainer)
+        is_filled[0] = True
+
+    changed: Any = (EarlySender, "put", noted), (Buffer, "open", opened), (LiveTrainer, "_train_until_full", trained)
+    for owner, name, new in changed:
+        setattr(owner, name, new)
+    return seen
+
+
+def run_live(folder: str, changes: dict[str, Any]) -> Any:
+    seen = handed_over()
+    return *run_buffers(folder, changes), seen
+
+
+def test_by_the_real_clock_every_update_is_handed_over_before_its_buffer_closes(tmp_path: Path) -> None:
     changes = {
         "asynchrony": AsyncConfig(buffer=3, concurrent=5, clock=ClockConfig(kind="real")),
         "clients": ClientsConfig(),
@@ -149,10 +179,10 @@ def test_by_the_real_clock_every_part_travels_before_its_buffer_closes(tmp_path:
         # updates of one size, so that all of them fit the scale of the buffer before, whoever comes first
         "task": Quadratic({name: (1.0, 3.0 + number / 10, 8) for number, name in enumerate(TASK.clients)}, noise=0.5),
     }
-    (digest, _, took, _), *others = run_ranks(run_buffers, 3, str(tmp_path / "ranks"), changes)
+    (digest, _, took, *_), *others = run_ranks(run_live, 3, str(tmp_path / "ranks"), changes)
     assert took == [True] * 5  # the first buffer's scale is that of its reports
-    parts = [part for *_, parts in others for part in parts]
-    assert sum(map(len, parts)) == 15 and len(parts) > 10  # not all at the close
+    assert sum(len(part) for *_, parts, _ in others for part in parts) == 15
+    assert [early for *_, seen in others for early in seen] == [True] * 18  # the first buffer's too, which wait
     changes["asynchrony"] = AsyncConfig(buffer=3, concurrent=5, replay=str(tmp_path / "ranks"))
     assert make_runner(config_of(tmp_path / "alone", **changes)).run().digest == digest
 
