@@ -64,7 +64,8 @@ def codes_of(configs: Sequence[Path], overrides: Sequence[str] = ()) -> list[Cod
     Raises:
         ConfigError: a config cannot be read.
     """
-    found = [Code(f"fedtorch {VERSION}, {len(_package_files())} files", f"sha256:{_hashed(_package_files())}")]
+    ours = _package_files()
+    found = [Code(f"fedtorch {VERSION}, {len(ours)} files", f"sha256:{_hashed(ours)}")]
     built = sorted(path for pattern in _BUILT for path in PACKAGE.rglob(pattern))
     found += [Code(f"{path.relative_to(PACKAGE)}, built on this machine", _digest(path)) for path in built]
     own = {path.resolve(): None for text in _texts(configs, overrides) for path in _files_of(text)}
@@ -87,7 +88,6 @@ def _package_digest() -> str:
     return _hashed(_package_files())
 
 
-@cache
 def _package_files() -> dict[str, bytes]:
     return {path.relative_to(PACKAGE).as_posix(): path.read_bytes() for path in PACKAGE.rglob("*.py")}
 

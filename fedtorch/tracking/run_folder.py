@@ -201,14 +201,14 @@ def read_run(folder: Path) -> Run:
     Where results.json says that records are missing, what the end of the run came to is read there.
 
     Raises:
-        ConfigError: there is no such run.
+        ConfigError: there is no such run, or its config.yaml cannot be read.
     """
     path = folder / records.NAME
     results = _results_beside_a_gap(folder)
     if not path.is_file() and not results:
         raise ConfigError(f"{path} does not exist; name the folder of a run, such as runs/my_run")
     settings = folder / "config.yaml"
-    config = yaml_tree.read(settings.read_text(), str(settings)).data if settings.is_file() else {}
+    config = yaml_tree.read_file(settings, "the run's config", 1 << 26)[0].data if settings.is_file() else {}
     found = list(records.read(path)) if path.is_file() else []
     last_round = max((record["round"] for record in found if record["kind"] == "round"), default=0)
     if last_round > results.get("rounds", 0):

@@ -238,6 +238,13 @@ def test_a_config_that_cannot_be_read_any_more_is_compared_as_far_as_it_goes(
     assert "published" not in capsys.readouterr().out  # nothing says which row it is
 
 
+def test_a_config_that_is_no_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "a")
+    (run / "config.yaml").write_bytes(b"rounds: 7\nrun: {name: caf\xe9}\n")
+    assert main(["--no-plots", str(run)]) == 2
+    assert f"config is {run / 'config.yaml'}, which is no text in UTF-8" in capsys.readouterr().err
+
+
 def test_every_published_row_has_a_config_to_compare_with() -> None:
     names = {f"{paper.name}/{config}" for paper in (LORAR, *FEDMATCH) for config in paper.rows}
     names |= {f"fedparsing/{group}_{size}" for group, size in fedparsing.TABLE}
