@@ -14,22 +14,25 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-import torch
+from fedtorch.core.imports import importing
 
-from fedtorch.config import load as yaml_config
-from fedtorch.config.options import SHIPPED, add_config_options, add_script_option, parse
-from fedtorch.config.schema import Config
-from fedtorch.core.errors import DeadlineError, DeviceError
-from fedtorch.core.job_environment import check_job_environment
-from fedtorch.core.streams import flush_streams, keep_standard_streams
-from fedtorch.lifecycle.exit import end, explained
-from fedtorch.lifecycle.kept_texts import keep_texts
-from fedtorch.lifecycle.session import build_all
-from fedtorch.lifecycle.signals import StopFlag
-from fedtorch.lifecycle.status import resume_command
-from fedtorch.lifecycle.train import train
-from fedtorch.planning.dry_run import describe, with_config
-from fedtorch.planning.scale import Cluster
+with importing():
+    import torch
+
+    from fedtorch.config import load as yaml_config
+    from fedtorch.config.options import SHIPPED, add_config_options, add_script_option, parse
+    from fedtorch.config.schema import Config
+    from fedtorch.core.errors import DeadlineError, DeviceError
+    from fedtorch.core.job_environment import check_job_environment
+    from fedtorch.core.streams import flush_streams, keep_standard_streams
+    from fedtorch.lifecycle.exit import end, explained
+    from fedtorch.lifecycle.kept_texts import keep_texts
+    from fedtorch.lifecycle.session import build_all
+    from fedtorch.lifecycle.signals import StopFlag
+    from fedtorch.lifecycle.status import resume_command
+    from fedtorch.lifecycle.train import train
+    from fedtorch.planning.dry_run import describe, with_config
+    from fedtorch.planning.scale import Cluster
 
 _ENDS_AT_ONCE = (DeviceError.exit_code, DeadlineError.exit_code)
 """Codes that a process would hide if Python took itself down: a failed GPU's library aborts it, and threads that wait

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedtorch.core.errors import ConfigError
+from fedtorch.core.imports import importing
 from fedtorch.core.streams import flush_streams, has_lost_its_reader
 from fedtorch.core.version import ABOUT, PACKAGE, VERSION
 
@@ -103,7 +104,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         return ConfigError.exit_code
     command = COMMANDS[name]
     prog = " ".join(["fedtorch", *name.split()[: len(name.split()) - len(command.words)]])
-    code: int = import_module(module_of(command)).main([*command.words, *rest], prog=prog)
+    with importing():
+        module = import_module(module_of(command))
+    code: int = module.main([*command.words, *rest], prog=prog)
     return code
 
 

@@ -91,17 +91,16 @@ def _collected() -> Iterator[None]:
     """Cycles that are made inside are gone afterwards: trainers are full of them.
 
     What is there before is not looked at meanwhile, also not where accelerate collects: 0.4 s each time (*measured*).
-    A rank that was forked has frozen what its ranks share, and it stays so.
+    A command has frozen what it imports, and a fork server what its ranks share: that is most of it, and stays so.
     """
-    is_forked = _has_frozen(os.getpid())
-    if is_forked:
-        gc.collect()  # so that no garbage is frozen
-    gc.freeze()
+    freezes = not _has_frozen(os.getpid())
+    if freezes:
+        gc.freeze()
     try:
         yield
         gc.collect()
     finally:
-        if not is_forked:
+        if freezes:
             gc.unfreeze()
 
 

@@ -180,7 +180,7 @@ def test_the_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixt
 @pytest.mark.processes
 @pytest.mark.parametrize("word", ["--version", "--help", "reprot"])
 def test_torch_is_not_imported_before_a_command_is_known(word: str, tmp_path: Path) -> None:
-    """In a fresh interpreter; nothing but the standard library and five small modules of ours."""
+    """In a fresh interpreter; nothing but the standard library and six small modules of ours."""
     script = (
         "import sys; from fedtorch.cli.__main__ import main; code = main(sys.argv[1:]);"
         "print(code, *sorted(name for name in sys.modules if name.split('.')[0] in ('fedtorch', 'launchers')));"
@@ -192,8 +192,8 @@ def test_torch_is_not_imported_before_a_command_is_known(word: str, tmp_path: Pa
     )
     *_, modules, heavy = done.stdout.splitlines()
     code = "2" if word == "reprot" else "0"
-    names = ("", ".cli", ".cli.__main__", ".core", ".core.errors", ".core.shown", ".core.streams", ".core.version")
-    ours = " ".join(f"fedtorch{name}" for name in names)
+    inside = (f".core.{name}" for name in ("errors", "imports", "shown", "streams", "version"))
+    ours = " ".join(f"fedtorch{name}" for name in ("", ".cli", ".cli.__main__", ".core", *inside))
     assert (modules, heavy) == (f"{code} {ours}", "[]")
 
 

@@ -48,6 +48,5 @@ logging.getLogger("fedtorch").setLevel(logging.DEBUG)  # as every run has it; th
 code_digest()  # reads the package's files, once for all ranks
 gc.enable()  # see used.py
 gc.set_threshold(20_000)  # as in conftest.py
-gc.collect()
 gc.freeze()
 in_huge_pages()
