@@ -133,6 +133,15 @@ def test_the_loops_in_c_are_optional(wheel: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.mark.processes
+def test_a_wheel_finds_its_own_config(wheel: Path, tmp_path: Path) -> None:
+    """By a command that imports no torch."""
+    said = run(
+        wheel, tmp_path, "-m", "fedtorch.cli", "digest", "--config", "smoke/fedavg"
+    )  # 2 for one that is not there
+    assert f"# fedtorch {fedtorch.__version__}, " in said
+
+
+@pytest.mark.processes
 def test_a_wheel_runs_its_own_config(wheel: Path, tmp_path: Path) -> None:
     """Found by its name: there is no clone anywhere near."""
     said = run(wheel, tmp_path, "-m", "fedtorch.cli", "run", "--config", "smoke/fedavg", "--dry-run", "--ranks", "5")

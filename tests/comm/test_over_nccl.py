@@ -215,9 +215,9 @@ JOBS: dict[str, tuple[Path, tuple[str, ...]]] = {
     "adapters": (SMOKE_OF["fedavg"], (ADAPTED, BRIEF, FEWER, "eval.every=0")),
     "private": (SMOKE_OF["fedavg"], (*PRIVATELY, BRIEF)),
 }
-LIKE_OTHERS = ("feda", "default", "adapters", "fedparsing", "smoke_ffw_full")
-"""Jobs that another one is like: `pair` is feda's config on two ranks a worker, `fedopt_lorar` has default's rules and,
-with a longer vector, the task of `adapters`; `fedparsing` and `smoke_ffw_full` send what `fedmatch` sends."""
+LIKE_OTHERS = ("feda", "default", "adapters", "fedopt_lorar", "fedparsing", "smoke_ffw_full")
+"""Jobs that another one is like: `pair` is feda's config on two ranks a worker, `private` has the task of `default`,
+`adapters` and `fedopt_lorar`, and `fedmatch` sends what `fedparsing` and `smoke_ffw_full` send."""
 
 
 def whole_runs(folder: str, jobs: Sequence[str], ports: list[int], where: str = "") -> dict[str, Any]:
