@@ -116,7 +116,7 @@ def test_a_manifest_that_is_a_fifo_is_refused(checkpoints: Checkpoints) -> None:
 
 
 @pytest.mark.long
-@cases(100)
+@cases(50)
 @given(data=st.data())
 def test_a_random_manifest_is_read_or_refused(data: Any, checkpoints: Checkpoints, whole: dict[str, Any]) -> None:
     try_manifest(data.draw, checkpoints, whole)

@@ -146,7 +146,7 @@ def test_what_was_found_in_states_is_refused(what: str, whole: dict[str, Path], 
 
 
 @pytest.mark.long
-@cases(50)
+@cases(30)
 @given(data=st.data())
 def test_a_resealed_state_is_gone_on_from_or_refused(data: Any, whole: dict[str, Path], tmp_path: Path) -> None:
     try_states(data.draw, whole, tmp_path)

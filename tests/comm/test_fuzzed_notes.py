@@ -111,7 +111,7 @@ def test_facts_of_100_kb_with_a_terminals_commands_are_compared_in_a_short_messa
 
 
 @pytest.mark.long
-@cases(100)
+@cases(50)
 @given(data=st.data())
 def test_notes_made_at_random_are_read_or_refused(data: Any) -> None:
     try_notes(data.draw)

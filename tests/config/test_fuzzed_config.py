@@ -99,7 +99,7 @@ def test_a_fifo_in_place_of_a_config_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@cases(50)
+@cases(30)
 @given(data=st.data())
 def test_a_config_made_at_random_is_read_or_refused(data: Any, wholes: list[dict[str, Any]], tmp_path: Path) -> None:
     try_config(data.draw, wholes, tmp_path / "x.yaml")

@@ -205,7 +205,7 @@ def test_what_was_found_in_folders_is_refused(what: str, copies: dict[str, Path]
     assert len(message) < 1200 and str(root) in message
 
 
-@cases(50)
+@cases(30)
 @given(data=st.data())
 def test_a_folder_spoilt_at_random_is_read_or_refused(
     data: Any, folders: dict[str, Path], copies: dict[str, Path], vocabularies: dict[str, Any]

@@ -215,7 +215,7 @@ def test_whole_files_are_read(copy: Path) -> None:
     assert [kind for kind in READ if read(kind, copy)] == []
 
 
-@cases(80)
+@cases(50)
 @given(data=st.data())
 def test_a_published_file_spoilt_at_random_is_read_or_refused(data: Any, whole: Path, copy: Path) -> None:
     try_published(data.draw, whole, copy)

@@ -80,7 +80,7 @@ def test_a_ledger_that_is_a_fifo_is_refused(name: str, tmp_path: Path) -> None:
         read_releases(tmp_path) if name == LEDGER else DataLedger(tmp_path / name).runs()
 
 
-@cases(100)
+@cases(50)
 @given(data=st.data())
 def test_a_random_ledger_is_read_or_refused(data: Any, tmp_path: Path) -> None:
     try_ledger(data.draw, tmp_path)

@@ -124,7 +124,7 @@ def test_what_was_found_stays_refused(what: str, tmp_path: Path) -> None:
     assert 0 < len(read(tmp_path / name, tmp_path)) < 700
 
 
-@cases(80)
+@cases(50)
 @given(data=st.data())
 def test_a_damaged_file_is_read_or_refused(data: Any, whole: Path, tmp_path: Path) -> None:
     try_file(data.draw, whole, tmp_path)
