@@ -82,6 +82,7 @@ OLD_NAMES = {name: f"limits.{name}" for name in NAMES} | {
     "on_device": "@on_device at each function",
     "judged_weights": "eval_weights",
     "why_not_ahead": "own_weight",
+    "check_task": "check(hp, task)",
     "sent_places": "places",
     "received_places": "places",
     "broadcast_places": "places",
@@ -146,11 +147,11 @@ class Algorithm:
             stays_on_device={vars(base)[name] in _ON_DEVICE for name, base in of_clients.items()} == {True},
         )
 
-    def check(self, hp: ClientConfig) -> None:
-        """Called at start-up with every distinct client setting; raises ConfigError for what cannot work."""
+    def check(self, hp: ClientConfig, task: Any) -> None:
+        """Called at start-up with every distinct client setting; raises ConfigError for what cannot work.
 
-    def check_task(self, task: Any) -> None:
-        """Called at start-up with the task that clients train on; raises ConfigError for what it lacks."""
+        task: that clients train on.
+        """
 
     def check_server(self, server: ServerConfig) -> None:
         """Called when a config is read, with its `server` section; raises ConfigError for what cannot work."""

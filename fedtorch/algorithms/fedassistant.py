@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -125,7 +125,7 @@ class FedAssistant(FedAvg, MessageAlgorithm):
             why_not_robust="sends what is left over of earlier rounds, and messages in place of vectors",
         )
 
-    def check(self, hp: ClientConfig) -> None:
+    def check(self, hp: ClientConfig, task: Any) -> None:
         """A gradient is that of one step.
 
         Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import fsum
+from typing import Any
 
 from fedtorch.algorithms.base import on_device
 from fedtorch.algorithms.fedavg import FedAvg
@@ -28,7 +29,7 @@ class FedNova(FedAvg):
     mu: float = 0.0
     """proximal term of the local objective, as in FedProx; changes ‖a_i‖₁"""
 
-    def check(self, hp: ClientConfig) -> None:
+    def check(self, hp: ClientConfig, task: Any) -> None:
         """The normaliser is known for SGD with a constant rate, momentum or a proximal term but not both."""
         known = hp.optimizer == "sgd" and hp.schedule == "constant" and not hp.weight_decay
         known &= not hp.warmup_steps and not hp.warmup_ratio

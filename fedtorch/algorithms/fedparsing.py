@@ -103,7 +103,7 @@ class FedParsing(Algorithm):
             if getattr(self, name) != default:
                 raise ConfigError(f"{name} is set but group is {self.group}, which does not use it; remove it")
 
-    def check(self, hp: ClientConfig) -> None:
+    def check(self, hp: ClientConfig, task: Any) -> None:
         """Epochs are what the teacher and the paper count in. Warns of a teacher that cannot move before the end."""
         if hp.steps is not None:
             raise ConfigError(f"client.steps is {hp.steps} but fedparsing counts in epochs; set client.epochs instead")
@@ -114,8 +114,9 @@ class FedParsing(Algorithm):
                 "is that of algorithm.teacher.update frozen; set client.epochs to 2 or more, or "
                 "algorithm.teacher.every to step"
             )
+        self._check_task(task)
 
-    def check_task(self, task: Any) -> None:
+    def _check_task(self, task: Any) -> None:
         """The server must have labels, and the task must offer what the group's clients need."""
         if not task.server_examples() or not isinstance(task, Comparable):
             raise ConfigError(

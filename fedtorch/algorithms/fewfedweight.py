@@ -21,6 +21,7 @@ from fedtorch.core.state_keys import NOT_EVALUATED, PERSONAL, STOPPED
 from fedtorch.core.update import Report
 from fedtorch.train.job import ClientJob
 from fedtorch.train.loop import LossCurve
+from fedtorch.train.settings import ClientConfig
 
 LOSSES_BYTES = 16
 """What a client sends beside its parameters: two fp64 losses."""
@@ -62,7 +63,7 @@ class FewFedWeight(PersonalModel):
         """The losses of pseudo and annotated rows are added up beside the engine."""
         return replace(super().limits, why_not_saved="adds up losses while it trains, which are not saved")
 
-    def check_task(self, task: Any) -> None:
+    def check(self, hp: ClientConfig, task: Any) -> None:
         """The task must be able to label."""
         pseudo.labelling_task(task)
 

@@ -38,7 +38,7 @@ class PFedMe(PersonalModel):
         """A client's own model is made anew in every round, by steps that are none of `job.train`."""
         return replace(super().limits, reads_initial=False, why_not_saved="takes its steps in a loop of its own")
 
-    def check(self, hp: ClientConfig) -> None:
+    def check(self, hp: ClientConfig, task: Any) -> None:
         """Every minimisation starts its optimiser afresh."""
         if hp.optimizer_state == "keep":
             raise ConfigError(

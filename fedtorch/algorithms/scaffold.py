@@ -57,7 +57,7 @@ class Scaffold(FedAvg):
         why_not = "with option I takes a gradient over all its data, which belongs to no step"
         return replace(usual, engines=("torch",), why_not_deepspeed=why_not, precisions=("fp32", "bf16"))
 
-    def check(self, hp: ClientConfig) -> None:
+    def check(self, hp: ClientConfig, task: Any) -> None:
         """Refuses what the paper's formula does not cover, unless `force`."""
         plain = hp.optimizer == "sgd" and not hp.momentum and not hp.weight_decay and hp.schedule == "constant"
         plain &= hp.max_grad_norm is None and not hp.warmup_steps and not hp.warmup_ratio

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class StreamingDiLoCo(FedAvg):
             why_not_sampled="has replicas that go on from what they exchanged in the last round",
         )
 
-    def check(self, hp: ClientConfig) -> None:
+    def check(self, hp: ClientConfig, task: Any) -> None:
         """Refuses rounds of epochs, and a delay that leaves no step before it."""
         if hp.steps is None:
             raise ConfigError("algorithm.name is streaming_diloco, whose rounds are counted in steps; set client.steps")

@@ -437,9 +437,10 @@ def test_hard_answers_need_all_columns_of_a_question_together(unit: str, seen: s
         batch_unit, client_input = unit, seen
 
     task, hard = Columns(), FedParsing(consistency=Consistency(type="hard"))
-    FedParsing().check_task(task)
+    hp = ClientConfig(epochs=3)
+    FedParsing().check(hp, task)
     if is_whole:
-        hard.check_task(task)
+        hard.check(hp, task)
         return
     with pytest.raises(ConfigError, match="is hard, which needs all columns of a question together"):
-        hard.check_task(task)
+        hard.check(hp, task)

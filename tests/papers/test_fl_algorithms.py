@@ -281,19 +281,19 @@ NOT_COVERED = [
 @pytest.mark.parametrize("setting", NOT_COVERED, ids=lambda setting: next(iter(setting)))
 @pytest.mark.parametrize("algorithm", [Scaffold(), FedNova()], ids=["scaffold", "fednova"])
 def test_what_the_formula_does_not_cover_is_refused(algorithm: FedAvg, setting: dict[str, Any]) -> None:
-    algorithm.check(SGD)
+    algorithm.check(SGD, None)
     with pytest.raises(ConfigError, match="algorithm.name is `"):
-        algorithm.check(replace(SGD, **setting))
+        algorithm.check(replace(SGD, **setting), None)
 
 
 def test_fednova_covers_momentum_or_a_proximal_term_and_scaffold_no_momentum() -> None:
-    FedNova().check(replace(SGD, momentum=0.9))
-    FedNova(mu=0.1).check(SGD)
+    FedNova().check(replace(SGD, momentum=0.9), None)
+    FedNova(mu=0.1).check(SGD, None)
     with pytest.raises(ConfigError, match="not both client.momentum and algorithm.mu"):
-        FedNova(mu=0.1).check(replace(SGD, momentum=0.9))
+        FedNova(mu=0.1).check(replace(SGD, momentum=0.9), None)
     with pytest.raises(ConfigError, match="or algorithm.force: true"):
-        Scaffold().check(replace(SGD, momentum=0.9))
-    Scaffold(force=True).check(replace(SGD, momentum=0.9))
+        Scaffold().check(replace(SGD, momentum=0.9), None)
+    Scaffold(force=True).check(replace(SGD, momentum=0.9), None)
 
 
 def test_scaffold_takes_gradients_outside_a_step_with_option_one_alone() -> None:

@@ -232,8 +232,8 @@ def test_settings_without_effect_in_a_paradigm_are_refused(
 @pytest.mark.parametrize("warmup", [{"warmup_steps": 2}, {"warmup_ratio": 0.5}])
 def test_rules_for_a_constant_rate_refuse_both_kinds_of_warm_up(algorithm: Algorithm, warmup: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="warm-up"):
-        algorithm.check(replace(STEP, **warmup))
-    algorithm.check(STEP)
+        algorithm.check(replace(STEP, **warmup), None)
+    algorithm.check(STEP, None)
 
 
 def test_pfedme_minimises_at_the_full_rate(tmp_path: Path) -> None:

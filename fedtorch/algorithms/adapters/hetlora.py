@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -70,9 +70,9 @@ class HetLoRA(UnlikeRanks):
         total = math.fsum(norms)
         return [norm / total for norm in norms] if total else super().weigh(reports)
 
-    def check(self, hp: ClientConfig) -> None:
+    def check(self, hp: ClientConfig, task: Any) -> None:
         """Refuses what moves ranks that were given up."""
-        super().check(hp)
+        super().check(hp, task)
         if self.rank_decay is not None and hp.optimizer_state == "keep":
             raise ConfigError(
                 "algorithm.rank_decay is set but client.optimizer_state is keep, whose moments would move ranks that "

@@ -30,6 +30,7 @@ from fedtorch.core.update import Report
 from fedtorch.core.weights import Layout, Weights
 from fedtorch.train.engine import Engine, GradientHook
 from fedtorch.train.job import ClientJob
+from fedtorch.train.settings import ClientConfig
 
 NORM = "product_norm"
 """‖B_i A_i‖ over all layers, a number of a client's report."""
@@ -93,7 +94,7 @@ class UnlikeRanks(FedAvg):
             )
         return self.ranks.get(client, largest)
 
-    def check_task(self, task: Any) -> None:
+    def check(self, hp: ClientConfig, task: Any) -> None:
         """Refuses ranks of clients that are not there."""
         known = list(task.manifest())
         if unknown := [name for name in self.ranks if name not in known]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -55,7 +56,7 @@ class RoLoRA(FedAvg):
                 + ", whose moments would move the factor that rests; set server.optimizer to none"
             )
 
-    def check(self, hp: ClientConfig) -> None:
+    def check(self, hp: ClientConfig, task: Any) -> None:
         """Refuses what moves parameters without a gradient."""
         if hp.weight_decay:
             raise ConfigError(

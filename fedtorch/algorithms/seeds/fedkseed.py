@@ -170,8 +170,8 @@ class FedKSeed(FedAvg):
 
     # --- what is refused
 
-    def check(self, hp: ClientConfig) -> None:
-        """Refuse what has no meaning without gradients, and more steps than seeds."""
+    def check(self, hp: ClientConfig, task: Any) -> None:
+        """Refuse what has no meaning without gradients, more steps than seeds, and a loss that draws at random."""
         known: dict[str, tuple[Any, str]] = {
             "optimizer": ("sgd", "there are no gradients: a step goes along its direction"),
             "momentum": (0.0, "the model must be a sum over directions"),
@@ -193,6 +193,11 @@ class FedKSeed(FedAvg):
         if not hp.lr or not self.run.client.lr:
             raise ConfigError(f"client.lr is 0 but algorithm.name is {self._name}, whose numbers count in it; set it")
         self._check_seeds(hp.steps)
+        if getattr(task, "draws_in_loss", False):
+            raise ConfigError(
+                f"algorithm.name is {self._name} but the task {type(task).__name__}'s loss draws at random, so two "
+                "losses differ by what was drawn; set algorithm.name to fedavg"
+            )
 
     def _check_seeds(self, steps: int) -> None:
         if self.seeds == "round":
@@ -210,14 +215,6 @@ class FedKSeed(FedAvg):
             raise ConfigError(
                 f"algorithm.seeds is {self.seeds} but a round of a client takes {needed} directions (client.steps "
                 f"{steps} x algorithm.perturbations {self.perturbations}); set algorithm.seeds to {needed} or more"
-            )
-
-    def check_task(self, task: Any) -> None:
-        """Refuse tasks that say that their loss draws at random."""
-        if getattr(task, "draws_in_loss", False):
-            raise ConfigError(
-                f"algorithm.name is {self._name} but the task {type(task).__name__}'s loss draws at random, so two "
-                "losses differ by what was drawn; set algorithm.name to fedavg"
             )
 
     def check_server(self, server: ServerConfig) -> None:

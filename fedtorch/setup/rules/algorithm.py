@@ -38,8 +38,7 @@ def someone_has_labels(plan: Plan) -> None:
 def the_algorithm_takes_the_settings(plan: Plan) -> None:
     """Refuse settings of local training, and tasks, that the algorithm rules out (`limits`, `check`)."""
     for settings in plan.settings:
-        plan.algorithm.check(settings)
-    plan.algorithm.check_task(plan.training)
+        plan.algorithm.check(settings, plan.training)
 
 
 def batches_by_length_have_lengths(plan: Plan) -> None:
