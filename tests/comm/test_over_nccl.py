@@ -17,7 +17,7 @@ from narrow import NARROW
 from pretended_device import used
 from pretended_nccl import PretendedNccl, Work, install_nccl
 from ranks import expect_exit, free_port, run_ranks
-from smoke_runs import SMOKE, run_config
+from smoke_runs import BRIEF, SMOKE, run_config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import fedtorch
@@ -205,7 +205,6 @@ PRIVATELY = (
     "clients={sampling: poisson, rate: 0.8}",
     "algorithm.weights=equal",
 )
-BRIEF = "task.output_max_length=3"  # what is generated, token by token, would be most of the time
 FEWER = "clients.per_round=4"  # of eight, for three ranks
 JOBS: dict[str, tuple[Path, tuple[str, ...]]] = {
     "default": (Path(fedtorch.__file__).with_name("config") / "default.yaml", ("compare=[]", BRIEF)),  # no second run

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from smoke_runs import BRIEF
 
 from fedtorch.main import main
 from fedtorch.tracking.run_folder import read_run
@@ -16,6 +17,7 @@ SETTINGS = (
     "algorithm={name: fedavg, weights: equal}",
     "server={optimizer: sgd, lr: 1.0}",
     "eval={every: 1, merge: true}",
+    BRIEF,
     "track={tensorboard: false, progress: 'off'}",
 )
 

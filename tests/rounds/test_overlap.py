@@ -92,7 +92,7 @@ def evaluated(folder: Path) -> list[tuple[int, str, str, str]]:
 
 
 def settings(folder: Path) -> dict[str, Any]:
-    few = {"task.max_train": 6, "task.max_dev": 2, "task.max_test": 2, "task.output_max_length": 12}
+    few = {"task.max_train": 6, "task.max_dev": 2, "task.max_test": 2, "task.output_max_length": 4}
     return {"run.dir": str(folder), "rounds": 4, "eval.overlap": folder.name != "plain", "checkpoint.every": 1, **few}
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from smoke_runs import BRIEF
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedtorch.config.load import load
@@ -52,7 +53,7 @@ def test_the_line_and_the_records_say_whose_weights_were_scored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["--config", "smoke/fedavg", "--set", *SMALL, "eval={every: 1, ties: earlier}"]) == 0
+    assert main(["--config", "smoke/fedavg", "--set", *SMALL, BRIEF, "eval={every: 1, ties: earlier}"]) == 0
     out = capsys.readouterr().out
     assert "scored: weights of round 1\n" in out and "2 rounds, scored: weights of round 1" in out
     assert "test loss" in out

@@ -14,6 +14,7 @@ CONFIGS = shipped()
 # every paper's, on data that they make themselves
 SMOKE = [*sorted((CONFIGS / "smoke").glob("[!_]*.yaml")), CONFIGS / "fewfedweight" / "small" / "smoke_ffw_full.yaml"]
 SHRUNK = ("rounds=1", "track.tensorboard=false", "eval.patience=null")
+BRIEF = "task.output_max_length=3"  # what is generated, token by token, would be most of the time
 FEW = ("task.max_train=4", "task.max_dev=2", "task.max_test=2")
 FEWER_ROWS = {"fedparsing": ("task.server_labelled=4", "task.client_size=[1,2]", "task.max_dev=2", "task.max_test=2")}
 

@@ -11,7 +11,7 @@ import torch
 from harness import make_config
 from pretended_device import install, used
 from ranks import run_ranks
-from smoke_runs import CONFIGS, run_config
+from smoke_runs import BRIEF, CONFIGS, run_config
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from toy import Quadratic
@@ -223,7 +223,7 @@ def test_the_dry_run_says_where_it_cannot_tell(tmp_path: Path, monkeypatch: pyte
 def test_a_run_ends_with_the_same_digest(tmp_path: Path) -> None:
     smoke = CONFIGS / "smoke" / "fedavg.yaml"
     settings = [f"engine.activation_checkpointing={again}" for again in ("false", "true")]
-    one, other = (run_config(smoke, tmp_path, setting)["digest"] for setting in settings)
+    one, other = (run_config(smoke, tmp_path, BRIEF, setting)["digest"] for setting in settings)
     assert one == other
 
 

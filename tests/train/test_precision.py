@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from harness import make_config
-from smoke_runs import SMOKE, run_config
+from smoke_runs import BRIEF, SMOKE, run_config
 from torch import Tensor, nn
 from toy import Quadratic
 
@@ -356,7 +356,8 @@ def test_the_settings_of_the_plain_engine() -> None:
 
 @pytest.mark.long
 def test_tf32_is_fp32_on_a_cpu_and_says_so(tmp_path: Path) -> None:
-    runs = {p: run_config(SMOKE[0], tmp_path, f"engine.precision={p}", f"run.name={p}") for p in ("fp32", "tf32")}
+    changes = {p: (BRIEF, f"engine.precision={p}", f"run.name={p}") for p in ("fp32", "tf32")}
+    runs = {precision: run_config(SMOKE[0], tmp_path, *each) for precision, each in changes.items()}
     assert runs["fp32"]["digest"] == runs["tf32"]["digest"]
     said = (tmp_path / "runs" / "tf32" / "log.rank0.txt").read_text()
     assert said.count("engine.precision is tf32 but CPUs do not have it, so they compute in fp32") == 1
