@@ -49,6 +49,7 @@ docs: .venv/docs-installed ## the documentation as a site, in build/site
 .venv/installed: setup.py pyproject.toml constraints.txt fedtorch/core/_kernels.c
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -q -j 0 fedtorch launchers tests/support # as pip does with what it copies
 	touch $@
 
 clean: ## remove .venv, builds and caches
