@@ -342,6 +342,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_cell_of_the_table[50-reset": OTHER_CASES,
     },
     "tests/papers/test_fedassistant_pair.py": {
+        "test_a_pair_beside_a_rank_with_both_sides_gives_the_bits_of_one_process": "test_a_server_and_two_pairs",
         "test_a_run_of_pairs_goes_on_in_pairs_or_in_one_process": "test_a_run_of_one_process_goes_on_in_pairs",
     },
     "tests/papers/test_fedassistant_rounds.py": {
@@ -494,6 +495,12 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/train/test_deepspeed_saved.py": {
         "test_a_worker_of_two_ranks_goes_on_within_a_round": "test_saved_loop.py, one rank",
+    },
+    "tests/train/test_fsdp_federation.py": {
+        "test_a_worker_that_was_killed_goes_on_within_a_round_and_repeats_its_bits": "tests/faults/test_under_way.py",
+    },
+    "tests/train/test_fsdp_on_a_device.py": {
+        "test_two_devices_that_share_a_model_have_the_bits_of_two_ranks_on_the_cpu": "the file's whole run",
     },
     "tests/train/test_pretended_device.py": {
         "test_a_smoke_config_trains_on_a_device_as_on_the_cpu": "test_every_algorithm_gives_the_same_bits_on_a_device",
