@@ -16,7 +16,7 @@ from fedtorch.algorithms.weighting import shares
 from fedtorch.core.client import ClientState
 from fedtorch.core.overrides import definer, overrides
 from fedtorch.core.places import Places
-from fedtorch.core.renamed import refuse_old_names
+from fedtorch.core.renamed import refuse_old_arguments, refuse_old_names
 from fedtorch.core.server import ServerState
 from fedtorch.core.settings import ServerConfig
 from fedtorch.core.update import Report, Update
@@ -119,6 +119,7 @@ class Algorithm:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         refuse_old_names(cls, OLD_NAMES)
+        refuse_old_arguments(cls, "check", "hp, task")
 
     @property
     def travels(self) -> Travels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 
 MODULES = {
     "fedtorch.compression": "fedtorch.compression.compressors",
@@ -37,6 +38,26 @@ def refuse_old_names(cls: type, names: Mapping[str, str]) -> None:
             raise TypeError(
                 f"{cls.__qualname__} defines `{old}`, which is `{names[old]}` now; see docs/adding-an-algorithm.md"
             )
+
+
+def refuse_old_arguments(cls: type, name: str, arguments: str) -> None:
+    """Refuse a function that takes other arguments than it is called with now, as `refuse_old_names` does names.
+
+    arguments: of today, without `self`.
+
+    Raises:
+        TypeError: `cls` itself defines the function so.
+    """
+    if name not in vars(cls):
+        return
+    taken = signature(vars(cls)[name])
+    try:
+        taken.bind(None, *arguments.split(", "))
+    except TypeError:
+        raise TypeError(
+            f"{cls.__qualname__} defines `{name}{taken}`, which is called with ({arguments}) now; see "
+            "docs/adding-an-algorithm.md"
+        ) from None
 
 
 def moved(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,12 +27,28 @@ from fedtorch.core.renamed import MODULES
         ("precisions", ("fp32",), "limits.precisions"),
         ("reads_initial", True, "limits.reads_initial"),
         ("why_not_ahead", "", "own_weight"),
+        ("check_task", print, "check(hp, task)"),
     ],
 )
 def test_a_member_of_an_old_name_is_refused_with_the_new_one(member: str, value: Any, now: str) -> None:
     """It would be ignored without a word."""
-    with pytest.raises(TypeError, match=f"Mine defines `{member}`, which is `{now}` now"):
+    with pytest.raises(TypeError, match=f"Mine defines `{member}`, which is `{re.escape(now)}` now"):
         type("Mine", (Algorithm,), {member: value})
+
+
+@pytest.mark.parametrize("given", [lambda self, hp: None, lambda self: None, lambda self, hp, task, more: None])
+def test_a_function_of_other_arguments_is_refused_with_those_of_today(given: Any) -> None:
+    """Before a run begins, in which it would fail with an error that says nothing of why."""
+    said = r"Mine defines `check\(self.*\)`, which is called with \(hp, task\) now"
+    with pytest.raises(TypeError, match=said):
+        type("Mine", (Algorithm,), {"check": given})
+
+
+@pytest.mark.parametrize(
+    "given", [lambda self, hp, task: None, lambda self, *given: None, lambda self, hp, task=1: None]
+)
+def test_a_function_that_takes_todays_arguments_is_taken(given: Any) -> None:
+    type("Mine", (Algorithm,), {"check": given})
 
 
 def test_an_import_of_a_module_that_has_moved_names_the_new_one(tmp_path: Path, monkeypatch: Any) -> None:
