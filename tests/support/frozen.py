@@ -53,9 +53,7 @@ logging.getLogger("fedtorch").setLevel(logging.DEBUG)  # as every run has it; th
 # What was done once is done faster, and writes to less of what is shared: *measured*, a tenth less for a rank of a toy
 torch.set_num_threads(1)  # as ranks do, see ranks.py
 _toy = Quadratic({"a": (1.0, 0.0, 5), "b": (2.0, 1.0, 7)}, noise=0.5)
-_no_gradients = patch.object(
-    torch.Tensor, "backward", lambda loss: None
-)  # torch takes no device after a first backward
+_no_gradients = patch.object(torch.Tensor, "backward", lambda loss: None)  # a first one would fix torch's devices
 with tempfile.TemporaryDirectory() as folder, _no_gradients:
     make_runner(make_config(Path(folder), _toy, rounds=2)).run()
 assert threading.active_count() == 1, "a fork has no other threads, only what they hold"
