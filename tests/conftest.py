@@ -29,7 +29,7 @@ from schedule import FIRST, unit_of
 from slow import is_slow, stale
 from workers import pytest_addoption, pytest_runtestloop, starts_processes  # noqa: F401
 
-hypothesis.settings.register_profile("busy", deadline=None, max_examples=60)  # a slow machine is no failure
+hypothesis.settings.register_profile("busy", deadline=None)  # a slow machine is no failure
 hypothesis.settings.load_profile("busy")
 
 gc.disable()  # until all tests are collected: a fifth of what that takes would be spent looking for garbage

@@ -134,10 +134,8 @@ def test_the_loops_in_c_are_optional(wheel: Path, tmp_path_factory: pytest.TempP
 
 @pytest.mark.processes
 def test_a_wheel_finds_its_own_config(wheel: Path, tmp_path: Path) -> None:
-    """By a command that imports no torch."""
-    said = run(
-        wheel, tmp_path, "-m", "fedtorch.cli", "digest", "--config", "smoke/fedavg"
-    )  # 2 for one that is not there
+    """A command that imports no torch takes it by its name; `run` fails where it is not there."""
+    said = run(wheel, tmp_path, "-m", "fedtorch.cli", "digest", "--config", "smoke/fedavg")
     assert f"# fedtorch {fedtorch.__version__}, " in said
 
 

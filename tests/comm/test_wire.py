@@ -53,7 +53,7 @@ def test_messages_lie_end_to_end(several: list[Packet]) -> None:
     assert repr(found) == repr(several)
 
 
-@settings(max_examples=100)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(PreflightError):
@@ -70,7 +70,7 @@ def test_truncated_and_extended_messages_are_refused(message: Packet, data: st.D
 
 
 @pytest.mark.long
-@settings(max_examples=100)
+@settings(max_examples=300)
 @given(messages, st.data())
 def test_every_flipped_bit_is_noticed(message: Packet, data: st.DataObject) -> None:
     damaged = bytearray(sent(message))

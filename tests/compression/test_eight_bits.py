@@ -101,7 +101,7 @@ def test_the_mean_over_many_seeds_is_the_vector(spread: float) -> None:
 
 
 @pytest.mark.usefixtures("short_stretches")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.floats(-127 * 2.0**121, 127 * 2.0**121, width=32), max_size=23).map(torch.tensor),
     st.integers(0, 2**63 - 1),
@@ -185,7 +185,7 @@ def test_bytes_of_a_million_numbers(one_in: int, scope: Any, expected: int) -> N
 SOUND = encode(Sparse(20, torch.tensor([3, 5, 19], dtype=torch.int32), torch.tensor([1.0, 2, -3])), "index32", "int8")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(SOUND) * 8 - 1))
 def test_a_flipped_bit_is_noticed_or_changes_a_number_and_nothing_else(bit: int) -> None:
     """The header has a check of its own; what changes the numbers is compared with the report (`read_messages`)."""

@@ -247,7 +247,7 @@ def test_a_message_comes_back(size: int, share: float, encoding: str, values: st
 SOUND = encode(Sparse(20, torch.tensor([3, 5, 19], dtype=torch.int32), torch.ones(3)), "index32")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 @example(b"")
 @example(SOUND.numpy().tobytes()[:-1])
@@ -258,7 +258,7 @@ def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
         decode(message, 20)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(0, HEADER_BYTES * 8 - 1))
 def test_a_flipped_bit_in_the_header_is_noticed(bit: int) -> None:
     broken = SOUND.clone()

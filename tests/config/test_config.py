@@ -518,7 +518,7 @@ _values = st.recursive(
 
 
 @pytest.mark.long
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(_texts, _values, max_size=4))
 def test_what_is_written_is_read_back_equal(data: dict[str, object]) -> None:
     found = read(write(data), "x").data
@@ -536,7 +536,7 @@ def test_with_and_without_libyaml_a_config_has_the_same_values_and_lines(monkeyp
     assert len(files) > 100 and {path: parsed(path) for path in files} == found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.text(string.printable, max_size=40) | st.text(":{}[]&*!|>#-?,'\" \nab1", max_size=30))
 def test_no_text_makes_the_reader_fail_in_another_way(text: str) -> None:
     try:

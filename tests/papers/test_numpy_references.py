@@ -59,7 +59,7 @@ def exact_median(sizes: Sequence[int], values: Sequence[int]) -> Fraction:
     return Fraction(repeated[(len(repeated) - 1) // 2] + repeated[len(repeated) // 2], 2)
 
 
-@settings(max_examples=80)
+@settings(max_examples=150)
 @given(cohort=COHORTS)
 def test_the_median_is_that_of_every_example_repeated(cohort: Any) -> None:
     sizes, rows = cohort
@@ -68,7 +68,7 @@ def test_the_median_is_that_of_every_example_repeated(cohort: Any) -> None:
     assert combined("median", sizes, rows) == pytest.approx(expected, rel=1e-15)
 
 
-@settings(max_examples=80)
+@settings(max_examples=150)
 @given(cohort=COHORTS, percent=st.integers(1, 49))
 def test_the_trimmed_mean_is_that_of_a_line_cut_at_both_ends(cohort: Any, percent: int) -> None:
     sizes, rows = cohort
@@ -84,7 +84,7 @@ def test_the_trimmed_mean_is_that_of_a_line_cut_at_both_ends(cohort: Any, percen
     assert combined("trimmed_mean", sizes, rows, trim=percent / 100) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(cohort=COHORTS)
 def test_clipping_without_a_limit_is_at_the_first_norm_beyond_half_of_the_examples(cohort: Any) -> None:
     sizes, rows = cohort
@@ -96,7 +96,7 @@ def test_clipping_without_a_limit_is_at_the_first_norm_beyond_half_of_the_exampl
     assert combined("clip", sizes, rows) == pytest.approx(expected.tolist(), rel=1e-7, abs=1e-7)
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(rows=st.lists(st.lists(st.integers(-20, 20), min_size=3, max_size=3), min_size=5, max_size=8), size=st.data())
 def test_krum_takes_the_row_that_numpy_takes(rows: Any, size: Any) -> None:
     attackers = size.draw(st.integers(0, (len(rows) - 3) // 2))

@@ -34,7 +34,7 @@ def whole_numbers(update: torch.Tensor, exponent: int) -> list[int]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(values=st.lists(NUMBERS, max_size=40), clip=CLIPS, clients=CLIENTS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_no_update_is_longer_than_the_clip_in_exact_integers(
     dtype: torch.dtype, values: list[float], clip: float, clients: int
 ) -> None:

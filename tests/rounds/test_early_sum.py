@@ -144,7 +144,7 @@ def test_parts_of_a_buffer_travel_before_it_closes(scale: Any, tmp_path: Path) -
 
 
 def handed_over() -> list[bool]:
-    """Of each update that this rank hands over from now on: was its buffer still being filled?"""
+    """List for each update that this rank hands over from now on whether its buffer was still being filled."""
     seen, is_filled = [], [False]
     put, open_buffer, train = EarlySender.put, Buffer.open, LiveTrainer._train_until_full
 
