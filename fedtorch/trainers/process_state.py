@@ -36,6 +36,8 @@ _DEEPSPEED = "DS_ACCELERATOR"
 """Where DeepSpeed is told it; where it is installed accelerate imports it, and it would warn of a missing GPU."""
 _HARMLESS = {"TMonitor", "fedtorch-script"}  # tqdm's, and that of a script which goes on
 _WAIT_S = 2.0
+_MANY = 30_000
+"""Objects through which a collection goes in some 10 ms (*measured*)."""
 _said: set[str] = set()
 
 
@@ -91,7 +93,8 @@ def _collected() -> Iterator[None]:
     """Cycles that are made inside are gone afterwards: trainers are full of them.
 
     What is there before is not looked at meanwhile, also not where accelerate collects: 0.4 s each time (*measured*).
-    A command has frozen what it imports, and a fork server what its ranks share: that is most of it, and stays so.
+    A command has frozen what it imports, and a fork server what its ranks share, which has to stay so: such a process
+    freezes what a training leaves, too, where that is much. It is the libraries of the first one.
     """
     freezes = not _has_frozen(os.getpid())
     if freezes:
@@ -99,6 +102,8 @@ def _collected() -> Iterator[None]:
     try:
         yield
         gc.collect()
+        if not freezes and len(gc.get_objects()) > _MANY:
+            gc.freeze()
     finally:
         if freezes:
             gc.unfreeze()
