@@ -26,8 +26,8 @@ test: .venv/installed ## linters, types, tests
 unit: .venv/installed ## the short tests, which start no process
 	$(PYTEST) -m 'not slow and not processes and not long'
 
-slow: .venv/installed ## the slow tests
-	$(BIN)/python -m pytest -q -m slow
+slow: .venv/installed ## the slow tests, and more examples of those that draw them
+	FEDTORCH_TESTS=slow $(BIN)/python -m pytest -q -m 'slow or random'
 
 lint: .venv/installed ## linters and types only
 	@$(LINT)

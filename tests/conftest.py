@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What is imported by now stays: collections of garbage, which DeepSpeed asks for often, pass it over."""
     gc.freeze()
-    gc.set_threshold(20_000)
+    gc.set_threshold(500_000)
     gc.enable()
 
 

@@ -8,7 +8,8 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from fuzzing import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedtorch.comm.sums.device_sum import DeviceAccumulator
@@ -51,7 +52,7 @@ def test_any_order_and_grouping_give_the_same_bits(clients: list[tuple[float, li
     assert torch.equal(summed(scale, groups, torch.float32), expected)
 
 
-@settings(max_examples=300)
+@examples(100)
 @given(clients)
 def test_the_error_is_far_below_a_rounding_of_fp32(clients: list[tuple[float, list[float]]]) -> None:
     weights = [weight for weight, _ in clients]

@@ -8,6 +8,7 @@ import struct
 import tracemalloc
 
 import pytest
+from fuzzing import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ def received(data: bytes, **changed: int) -> Packet:
 
 
 @pytest.mark.long
+@examples(40)
 @given(messages)
 def test_a_message_comes_back_exactly(message: Packet) -> None:
     found = received(sent(message))
@@ -46,6 +48,7 @@ def test_a_message_comes_back_exactly(message: Packet) -> None:
 
 
 @pytest.mark.long
+@examples(30)
 @given(st.lists(messages, max_size=5))
 def test_messages_lie_end_to_end(several: list[Packet]) -> None:
     data = b"".join(map(sent, several))
@@ -60,6 +63,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
         received(data)
 
 
+@examples(40)
 @given(messages, st.data())
 def test_truncated_and_extended_messages_are_refused(message: Packet, data: st.DataObject) -> None:
     whole = sent(message)
@@ -70,7 +74,7 @@ def test_truncated_and_extended_messages_are_refused(message: Packet, data: st.D
 
 
 @pytest.mark.long
-@settings(max_examples=300)
+@examples(100)
 @given(messages, st.data())
 def test_every_flipped_bit_is_noticed(message: Packet, data: st.DataObject) -> None:
     damaged = bytearray(sent(message))

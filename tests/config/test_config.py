@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import pytest
 from differences import difference
-from hypothesis import given, settings
+from fuzzing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from parsed import parse, read_without_libyaml
 
@@ -518,7 +519,7 @@ _values = st.recursive(
 
 
 @pytest.mark.long
-@settings(max_examples=200, deadline=None)
+@examples(70)
 @given(st.dictionaries(_texts, _values, max_size=4))
 def test_what_is_written_is_read_back_equal(data: dict[str, object]) -> None:
     found = read(write(data), "x").data
@@ -536,7 +537,7 @@ def test_with_and_without_libyaml_a_config_has_the_same_values_and_lines(monkeyp
     assert len(files) > 100 and {path: parsed(path) for path in files} == found
 
 
-@settings(max_examples=200, deadline=None)
+@examples(70)
 @given(st.text(string.printable, max_size=40) | st.text(":{}[]&*!|>#-?,'\" \nab1", max_size=30))
 def test_no_text_makes_the_reader_fail_in_another_way(text: str) -> None:
     try:

@@ -8,7 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from fuzzing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtorch.core.errors import UpdateError
@@ -33,8 +34,8 @@ def whole_numbers(update: torch.Tensor, exponent: int) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@examples(60)
 @given(values=st.lists(NUMBERS, max_size=40), clip=CLIPS, clients=CLIENTS)
-@settings(max_examples=150, deadline=None)
 def test_no_update_is_longer_than_the_clip_in_exact_integers(
     dtype: torch.dtype, values: list[float], clip: float, clients: int
 ) -> None:

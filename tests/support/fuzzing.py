@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -44,6 +45,16 @@ def cases(number: int) -> Callable[[Test], Test]:
             suppress_health_check=checks,
         )(test)
         return pytest.mark.timeout(3600)(pytest.mark.slow(settled)) if number > 1000 else settled
+
+    return decorate
+
+
+def examples(number: int) -> Callable[[Test], Test]:
+    """So many cases, others each time; the slow set, in which these tests are too, draws thirty times as many."""
+
+    def decorate(test: Test) -> Test:
+        more = 30 if os.environ.get("FEDTORCH_TESTS") == "slow" else 1
+        return pytest.mark.random(hypothesis.settings(max_examples=number * more)(test))
 
     return decorate
 

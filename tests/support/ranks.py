@@ -39,8 +39,11 @@ _USED_WITH_DEEPSPEED = [
     *_USED,
     "torch._inductor.compile_fx",
     "deepspeed",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "distutils.ccompiler",
     "peft",
-]  # the former at DeepSpeed's first step
+]  # some of which it imports at its first step
 
 
 class _Server(ForkServer):

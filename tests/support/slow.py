@@ -36,6 +36,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_rehearsal_writes_rows_and_a_table": "its parts",
     },
     "tests/benchmarks/test_speed.py": {
+        "test_times_are_read_off_what_a_system_prints": "test_benchmarks.py, the plain loop",
         "test_two_plain_processes_that_share_memory_train_what_one_does": "the written plan's three cases",
     },
     "tests/chat/test_chat.py": {
@@ -45,8 +46,18 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_rank_that_dies_while_vectors_move_from_device_to_device_is_named[aaa": OTHER_CASES,
         "test_vectors_of_a_round_stay_on_the_device_and_have_the_bits_of_one_process[one machine": OTHER_CASES,
     },
+    "tests/comm/test_early.py": {
+        "test_an_announcement_that_cannot_be_names_the_rank_that_made_it[a client from the end": OTHER_CASES,
+        "test_an_announcement_that_cannot_be_names_the_rank_that_made_it[a client that is no number": OTHER_CASES,
+        "test_an_announcement_that_cannot_be_names_the_rank_that_made_it[a list": OTHER_CASES,
+        "test_an_announcement_that_cannot_be_names_the_rank_that_made_it[a weight that is none": OTHER_CASES,
+        "test_an_announcement_that_cannot_be_names_the_rank_that_made_it[another number of weights": OTHER_CASES,
+        "test_what_came_early_is_the_sum[auto-3": OTHER_CASES,
+        "test_what_came_early_is_the_sum[send-3": OTHER_CASES,
+    },
     "tests/comm/test_exchange.py": {
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[reduce": OTHER_CASES,
+        "test_many_windows_pass_in_step[hosts0-reduce": OTHER_CASES,
         "test_many_windows_pass_in_step[hosts0-send": OTHER_CASES,
         "test_many_windows_pass_in_step[hosts1-reduce": OTHER_CASES,
         "test_many_windows_pass_in_step[hosts2-send": OTHER_CASES,
@@ -70,6 +81,9 @@ SLOW: dict[str, dict[str, str]] = {
         "test_leaders_of_machines_exchange_over_it": "tests/comm/test_node_sums.py, over gloo",
         "test_many_windows_pass_in_step": "test_a_round_has_the_bits_of_one_process",
     },
+    "tests/comm/test_payload_checks.py": {
+        "test_a_window_that_was_damaged_on_its_way_never_counts[send_sums-False": OTHER_CASES,
+    },
     "tests/comm/test_rendezvous.py": {
         "test_a_rank_lost_in_a_collective_is_named_on_all_others[19]": OTHER_CASES,
         "test_a_rank_that_is_late_is_waited_for_longer_than_one_that_is_silent[0]": OTHER_CASES,
@@ -83,6 +97,8 @@ SLOW: dict[str, dict[str, str]] = {
         "test_ranks_that_are_not_on_one_machine_use_sockets": "tests/hosts",
         "test_the_bits_are_those_of_sockets[2": OTHER_CASES,
         "test_the_bits_are_those_of_sockets[4": OTHER_CASES,
+        "test_workers_read_the_servers_vector_where_it_is[False-False": OTHER_CASES,
+        "test_workers_read_the_servers_vector_where_it_is[True-True": OTHER_CASES,
     },
     "tests/comm/test_signing.py": {
         "test_a_rank_with_another_secret_ends_with_its_own_code_and_the_server_waits[0": OTHER_CASES,
@@ -90,22 +106,32 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_rank_with_another_secret_ends_with_its_own_code_and_the_server_waits[12": OTHER_CASES,
     },
     "tests/comm/test_sum_slices.py": {
+        "test_a_number_of_a_slice_that_cannot_be_does_not_count[-1.0-0": OTHER_CASES,
         "test_a_number_of_a_slice_that_cannot_be_does_not_count[-inf": OTHER_CASES,
+        "test_a_number_of_a_slice_that_cannot_be_does_not_count[1e+308-0": OTHER_CASES,
         "test_a_number_of_a_slice_that_cannot_be_does_not_count[inf-0": OTHER_CASES,
+        "test_a_number_of_a_slice_that_cannot_be_does_not_count[nan-0": OTHER_CASES,
     },
     "tests/comm/test_transport.py": {
         "test_many_windows_pass_in_step[hosts0-reduce]": OTHER_CASES,
+        "test_many_windows_pass_in_step[hosts0-send": "tests/comm/test_exchange.py, windows of a round",
         "test_staged_payloads_have_the_bits_and_the_byte_counts_of_direct_ones[2": OTHER_CASES,
     },
     "tests/configs/test_openfedllm_configs.py": {
         "test_small_rows_train[fedyogi": OTHER_CASES,
         "test_value_alignment_trains_by_every_kind_of_algorithm[fedprox": OTHER_CASES,
+        "test_value_alignment_trains_by_every_kind_of_algorithm[local": OTHER_CASES,
     },
     "tests/core/test_fused_add.py": {
+        "test_a_step_has_the_same_bits_with_other_instructions[avx2": OTHER_CASES,
         "test_a_step_has_the_same_bits_with_other_instructions[avx512": "`default`, where there are such",
     },
     "tests/core/test_streams.py": {
         "test_a_run_without_stdin_stdout_and_stderr_ends_as_any_other": "the file's other streams",
+    },
+    "tests/data/own/test_init_cases.py": {
+        "test_what_is_proposed_trains[own T5": OTHER_CASES,
+        "test_what_is_proposed_trains[spans": OTHER_CASES,
     },
     "tests/data/test_prepare.py": {
         "test_several_processes_may_prepare_the_same_folder_at_once": "the file's other folders",
@@ -129,10 +155,12 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[payload": OTHER_CASES,
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[report-": OTHER_CASES,
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[scores": OTHER_CASES,
+        "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[train-at1": OTHER_CASES,
         "test_a_killed_worker_is_gone_and_the_rest_is_as_in_one_process[weights": OTHER_CASES,
         "test_by_the_real_clock_the_jobs_of_lost_clients_are_written_down_and_replayed[header": OTHER_CASES,
         "test_jobs_of_lost_clients_are_arrivals_of_weight_0[sent": OTHER_CASES,
         "test_jobs_of_lost_clients_are_arrivals_of_weight_0[train-": OTHER_CASES,
+        "test_where_all_take_part_it_equals_a_run_in_which_those_clients_always_fail[weights to train": OTHER_CASES,
         "test_where_messages_travel_the_rest_goes_on_as_in_one_process[replicated": OTHER_CASES,
         "test_where_updates_travel_early_the_rest_goes_on_as_in_one_process[all": OTHER_CASES,
         "test_where_updates_travel_early_the_rest_goes_on_as_in_one_process[report": OTHER_CASES,
@@ -145,6 +173,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_checkpoint_that_a_kill_leaves_unfinished_does_not_exist[before": OTHER_CASES,
         "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-aggregate": OTHER_CASES,
         "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-broadcast": OTHER_CASES,
+        "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-checkpoint": OTHER_CASES,
         "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-evaluate": OTHER_CASES,
         "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-header": OTHER_CASES,
         "test_a_rank_killed_in_any_phase_costs_at_most_a_round[server-init": OTHER_CASES,
@@ -168,10 +197,12 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_kill_in_any_phase_leaves_base_and_factors_as_they_would_be[checkpoint-0": OTHER_CASES,
     },
     "tests/faults/test_kill_async.py": {
+        "test_a_kill_at_any_instant_changes_nothing[four bits": OTHER_CASES,
         "test_a_kill_within_a_job_repeats_at_most_so_many_steps_of_it[real": OTHER_CASES,
         "test_killed_ranks_go_on_on_another_number_of_ranks[1-2-2": OTHER_CASES,
     },
     "tests/faults/test_kill_fragments.py": {
+        "test_killed_around_the_exchange[1-aggregate": "test_killed_around_the_step_of_the_sending",
         "test_killed_around_the_step_of_the_sending[rounds-b-5": OTHER_CASES,
         "test_killed_around_the_step_of_the_sending[rounds-d-6": OTHER_CASES,
         "test_killed_around_the_step_of_the_sending[steps-b-5": OTHER_CASES,
@@ -184,6 +215,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_the_run_ends_once_and_names_the_client": "the file's other losses",
     },
     "tests/faults/test_saving.py": {
+        "test_a_rank_killed_between_checkpoints_by_the_clock_leaves_no_trace[at the end-0": OTHER_CASES,
         "test_a_rank_killed_between_checkpoints_by_the_clock_leaves_no_trace[at the end-2": OTHER_CASES,
         "test_a_rank_killed_between_checkpoints_by_the_clock_leaves_no_trace[often-0": OTHER_CASES,
         "test_a_rank_killed_while_the_server_writes_costs_a_round_more[kill:phase=aggregate": OTHER_CASES,
@@ -192,6 +224,7 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/faults/test_signals.py": {
         "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[aggregate": OTHER_CASES,
         "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[broadcast": OTHER_CASES,
+        "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[checkpoint-0": OTHER_CASES,
         "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[evaluate": OTHER_CASES,
         "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[header": OTHER_CASES,
         "test_sigterm_to_one_rank_in_any_phase_stops_all_and_loses_nothing[init": OTHER_CASES,
@@ -203,7 +236,16 @@ SLOW: dict[str, dict[str, str]] = {
         "test_at_most_n_steps_are_repeated[11-": OTHER_CASES,
         "test_at_most_n_steps_are_repeated[12-": OTHER_CASES,
         "test_at_most_n_steps_are_repeated[4-": OTHER_CASES,
+        "test_at_most_n_steps_are_repeated[8-save": OTHER_CASES,
         "test_two_ranks_that_hold_unlike_parts_of_a_model": "the same with whole models",
+    },
+    "tests/faults/test_updates.py": {
+        "test_one_clients_bad_update_is_left_out_and_named[a-explode": OTHER_CASES,
+        "test_one_clients_bad_update_is_left_out_and_named[b-raise": OTHER_CASES,
+        "test_one_clients_bad_update_is_left_out_and_named[c-explode": OTHER_CASES,
+        "test_one_clients_bad_update_is_left_out_and_named[c-nan": OTHER_CASES,
+        "test_one_clients_bad_update_is_left_out_and_named[c-raise": OTHER_CASES,
+        "test_one_clients_bad_update_is_left_out_and_named[d-nan": OTHER_CASES,
     },
     "tests/hosts/test_after_the_end.py": {
         "test_one_that_is_killed_while_it_hears_may_come_once_more": "test_it_hears_of_the_end",
@@ -266,6 +308,9 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/invariance/test_pseudo_labels.py": {
         "test_any_number_of_ranks_gives_the_bits_of_one_process[2": OTHER_CASES,
         "test_any_number_of_ranks_gives_the_bits_of_one_process[7": OTHER_CASES,
+        "test_stopped_in_the_middle_and_resumed_gives_the_same_bits[20-silo_augmented": OTHER_CASES,
+        "test_stopped_in_the_middle_and_resumed_gives_the_same_bits[65-fewfedweight": OTHER_CASES,
+        "test_stopped_in_the_middle_and_resumed_gives_the_same_bits[65-metaweighting": OTHER_CASES,
     },
     "tests/invariance/test_quantized.py": {
         "test_every_rule_trains_writes_and_resumes_over_a_quantised_base[fedit": OTHER_CASES,
@@ -294,6 +339,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_interrupted_and_resumed": "tests/trainers/test_over_rounds.py",
     },
     "tests/invariance/test_workers.py": {
+        "test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker[(2": OTHER_CASES,
         "test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker[(3": "the first worker's two ranks",
         "test_a_client_that_fails_on_one_rank_fails_on_all_ranks_of_the_worker[(4": "the first worker's two ranks",
         "test_a_signal_to_a_rank_that_does_not_lead_stops_all_and_loses_nothing[None": OTHER_CASES,
@@ -317,10 +363,16 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/lifecycle/test_exported_models.py": {
         "test_the_exported_model_scores_as_in_the_run[feda]": OTHER_CASES,
         "test_the_exported_model_scores_as_in_the_run[fedmatch": OTHER_CASES,
+        "test_the_exported_model_scores_as_in_the_run[re2": OTHER_CASES,
         "test_the_exported_model_scores_as_in_the_run[smoke_ffw_full": OTHER_CASES,
     },
     "tests/lifecycle/test_idle_base.py": {
         "test_a_server_that_does_not_evaluate_holds_no_base[sb": OTHER_CASES,
+    },
+    "tests/lifecycle/test_lost_records.py": {
+        "test_a_run_ends_with_its_result_or_with_a_reason_whatever_file_is_refused[config.yaml-full": OTHER_CASES,
+        "test_a_run_ends_with_its_result_or_with_a_reason_whatever_file_is_refused[log.rank0.txt-folder": OTHER_CASES,
+        "test_a_run_ends_with_its_result_or_with_a_reason_whatever_file_is_refused[tensorboard-full": OTHER_CASES,
     },
     "tests/lifecycle/test_parties.py": {
         "test_a_key_of_its_own_making_is_refused_before_it_speaks": "a silo that lists itself",
@@ -338,6 +390,9 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/lifecycle/test_run_lock.py": {
         "test_on_ranks_the_second_run_ends_with_2_too": "the file's second runs in one process",
     },
+    "tests/lifecycle/test_through_gate.py": {
+        "test_code_in_the_training_process_gets_nothing_out[forget_the_clip": OTHER_CASES,
+    },
     "tests/papers/test_diloco_characters.py": {
         "test_a_cell_of_the_table[50-reset": OTHER_CASES,
     },
@@ -348,15 +403,35 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/papers/test_fedassistant_rounds.py": {
         "test_any_number_of_ranks_that_own_slices_gives_the_bits_of_star[3": OTHER_CASES,
         "test_any_number_of_ranks_that_own_slices_gives_the_bits_of_star[5": OTHER_CASES,
+        "test_messages_to_the_server_or_to_all_give_the_bits_of_dense_vectors[all_eight": OTHER_CASES,
+        "test_messages_to_the_server_or_to_all_give_the_bits_of_dense_vectors[delta_eight": OTHER_CASES,
+        "test_messages_to_the_server_or_to_all_give_the_bits_of_dense_vectors[top_forgetful": OTHER_CASES,
+        "test_messages_to_the_server_or_to_all_give_the_bits_of_dense_vectors[top_half": OTHER_CASES,
+        "test_messages_to_the_server_or_to_all_give_the_bits_of_dense_vectors[top_literal": OTHER_CASES,
         "test_one_process_and_many_ranks_give_the_same_bits_and_bytes[4": OTHER_CASES,
     },
     "tests/papers/test_fewfedweight.py": {
+        "test_dev_scores_choose_a_personal_model[SiloAugmented": OTHER_CASES,
+        "test_meta_weighting_trains_an_encoder_decoder[changes0-bart": OTHER_CASES,
         "test_meta_weighting_trains_an_encoder_decoder[changes1-t5": "the rule on bart, t5 by the plain one",
+        "test_meta_weighting_trains_an_encoder_decoder[changes2-bart": OTHER_CASES,
         "test_meta_weighting_trains_an_encoder_decoder[changes2-t5": "the rule on bart, t5 by the plain one",
         "test_meta_weighting_trains_an_encoder_decoder[changes3-t5": "the rule on bart, t5 by the plain one",
     },
+    "tests/papers/test_paper_adapters.py": {
+        "test_text_to_sql_weighted_by_lorar[flora": OTHER_CASES,
+    },
     "tests/papers/test_streaming_diloco.py": {
+        "test_interrupted_and_resumed[11-1-32": OTHER_CASES,
+        "test_interrupted_and_resumed[11-None-32": OTHER_CASES,
+        "test_interrupted_and_resumed[23-None-32": OTHER_CASES,
+        "test_interrupted_and_resumed[29-1-4": OTHER_CASES,
+        "test_interrupted_and_resumed[29-None-32": OTHER_CASES,
+        "test_interrupted_and_resumed[29-None-4": OTHER_CASES,
         "test_the_same_bits_on_any_number_of_ranks[2": OTHER_CASES,
+    },
+    "tests/planning/test_scale.py": {
+        "test_predicted_bytes_headers_and_meetings_are_those_of_a_run[sums": OTHER_CASES,
     },
     "tests/privacy/record/test_held_out.py": {
         "test_an_epsilon_has_room_for_the_scores": "the file's figures by hand",
@@ -397,14 +472,29 @@ SLOW: dict[str, dict[str, str]] = {
     "tests/privacy/test_records_tell_nobody.py": {
         "test_times_would_tell": "the file's other records",
     },
+    "tests/report/test_sweep_report.py": {
+        "test_a_browser_shows_the_page_and_sorts_its_tables[390": OTHER_CASES,
+    },
     "tests/rounds/test_async_real.py": {
         "test_a_job_that_stands_still_while_versions_are_made_and_evaluated_has_the_same_bits[False": OTHER_CASES,
+        "test_a_job_whose_update_would_be_dropped_ends_before_its_next_step[after the last version": OTHER_CASES,
         "test_a_run_of_several_ranks_is_replayed_on_others[3-4": "the case `trained`, of as many ranks",
         "test_a_run_of_several_ranks_is_replayed_on_others[trained": OTHER_CASES,
         "test_what_clients_did_that_seemed_to_be_lost_does_not_count[11-0": OTHER_CASES,
         "test_what_clients_did_that_seemed_to_be_lost_does_not_count[6-99": OTHER_CASES,
     },
+    "tests/rounds/test_async_rounds.py": {
+        "test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_interrupted[adam-3": OTHER_CASES,
+        "test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_interrupted[fedprox-4": OTHER_CASES,
+        "test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_interrupted[sixteen-3": OTHER_CASES,
+        "test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_interrupted[twice-3": OTHER_CASES,
+    },
+    "tests/rounds/test_early_sum.py": {
+        "test_parts_of_a_buffer_travel_before_it_closes[previous": OTHER_CASES,
+    },
     "tests/rounds/test_handed_over.py": {
+        "test_a_client_that_fails_after_it_was_sent_is_taken_back[raise": OTHER_CASES,
+        "test_a_fragment_travels_from_the_step_at_which_it_is_due[2-1": OTHER_CASES,
         "test_a_fragment_travels_from_the_step_at_which_it_is_due[2-2": OTHER_CASES,
         "test_a_fragment_travels_from_the_step_at_which_it_is_due[3-1": OTHER_CASES,
         "test_a_save_before_or_after_the_sending_sends_again[1": OTHER_CASES,
@@ -423,17 +513,24 @@ SLOW: dict[str, dict[str, str]] = {
         "test_all_ranks_save_the_rounds_that_the_server_says[ditto-False": OTHER_CASES,
         "test_all_ranks_save_the_rounds_that_the_server_says[serving-True": OTHER_CASES,
     },
+    "tests/rounds/test_saving.py": {
+        "test_the_files_are_those_of_one_process[scaffold": OTHER_CASES,
+    },
     "tests/rounds/test_selected_by_loss.py": {
         "test_every_task_can_be_selected_by_loss[coverquery": OTHER_CASES,
         "test_every_task_can_be_selected_by_loss[feda": OTHER_CASES,
         "test_every_task_can_be_selected_by_loss[fedparsing": OTHER_CASES,
         "test_every_task_can_be_selected_by_loss[gpt_all": OTHER_CASES,
     },
+    "tests/safety/test_only_numbers_travel.py": {
+        "test_no_canary_leaves_its_rank[never": OTHER_CASES,
+    },
     "tests/safety/test_texts_stay_in_logs.py": {
         "test_nor_where_the_log_is_on_a_full_disk": "test_one_process_shows_no_text_of_a_client",
         "test_one_process_shows_no_text_of_a_client[ignored": OTHER_CASES,
     },
     "tests/setup/test_pinned_own.py": {
+        "test_disks_of_their_own_give_the_bits_of_one[a row of every label": OTHER_CASES,
         "test_disks_of_their_own_give_the_bits_of_one[folders": OTHER_CASES,
     },
     "tests/stats/test_stats_runs.py": {
@@ -442,6 +539,13 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_run_that_is_killed_goes_on_with_the_same_noise_and_no_further_release[1-before": OTHER_CASES,
         "test_a_run_that_is_killed_goes_on_with_the_same_noise_and_no_further_release[4-before": OTHER_CASES,
         "test_the_same_numbers_on_any_ranks_and_under_masks[changes0": OTHER_CASES,
+        "test_the_same_numbers_on_any_ranks_and_under_masks[changes1": OTHER_CASES,
+    },
+    "tests/tasks/test_adapter_folders.py": {
+        "test_transformers_and_peft_find_base_and_adapter[labels-random": OTHER_CASES,
+        "test_transformers_and_peft_find_base_and_adapter[llama-random": OTHER_CASES,
+        "test_transformers_and_peft_find_base_and_adapter[tags-random": OTHER_CASES,
+        "test_transformers_and_peft_find_base_and_adapter[texts-random": OTHER_CASES,
     },
     "tests/tasks/test_batches_of_one.py": {
         "test_continued_texts[llama-left": OTHER_CASES,
@@ -466,6 +570,7 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/test_package.py": {
         "test_a_wheel_runs_its_own_config": "test_a_wheel_finds_its_own_config",
+        "test_the_loops_in_c_are_optional": "tests/core/test_kernels.py: both ways give the same bits",
     },
     "tests/tracking/test_track.py": {
         "test_many_names_are_never_in_memory_at_once": "the file's other names",
@@ -487,6 +592,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_worker_of_two_ranks_equals_one_plain_process": "test_deepspeed_federation.py, without adapters",
     },
     "tests/train/test_deepspeed_federation.py": {
+        "test_fedavg_on_a_server_and_two_workers_equals_one_plain_process": "two ranks with different steps",
         "test_one_process_under_stage_3_evaluates_resumes_and_saves": "tests/train/test_deepspeed.py",
         "test_workers_of_two_ranks_with_different_steps_equal_one_process[two-and-one": OTHER_CASES,
     },
@@ -507,9 +613,12 @@ SLOW: dict[str, dict[str, str]] = {
         "test_every_algorithm_gives_the_same_bits_on_a_device[without": OTHER_CASES,
     },
     "tests/train/test_saved_loop.py": {
+        "test_deepspeed[adamw-stage1": OTHER_CASES,
         "test_deepspeed[adamw-stage1-bf16": OTHER_CASES,
         "test_deepspeed[adamw-stage2-fp16": OTHER_CASES,
         "test_deepspeed[adamw-stage3]": OTHER_CASES,
+        "test_the_plain_engine[gpt2-muon": OTHER_CASES,
+        "test_the_plain_engine[gpt2-sgd": OTHER_CASES,
     },
     "tests/train/test_schedules.py": {
         "test_a_run_imports_neither_peft_nor_deepspeed": "tests/core/test_extras.py",

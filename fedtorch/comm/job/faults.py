@@ -133,7 +133,7 @@ def _happen(fault: Fault, update: Tensor | None) -> None:
             time.sleep(0.05)
     elif fault.kind == "hang":
         while True:
-            pass
+            time.sleep(0.001)  # of a rank that no longer answers; the core is left to the others
     elif fault.kind == "raise":
         raise InjectedError("injected")
     elif fault.kind == "oom":

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fuzzing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from toy import Point, Quadratic
@@ -72,6 +73,7 @@ rows_of_persons = st.lists(
 
 
 @pytest.mark.long
+@examples(40)
 @given(rows_of_persons, st.integers(0, 4), st.sampled_from([0.01, 0.5, 3.0]))
 def test_one_person_more_changes_a_sum_by_the_clip_at_most(persons: list[list[Row]], which: int, clip: float) -> None:
     """In whole numbers, however many rows the person has; noise left out."""
