@@ -16,6 +16,7 @@ from torch import Tensor
 from fedtorch.audit.finding import LITTLE, Finding, percent, share
 from fedtorch.audit.pictures import bars
 from fedtorch.audit.subject import Subject
+from fedtorch.core.seeds import seed_torch
 from fedtorch.models.link import Increment, Link
 from fedtorch.models.two_side import ASSISTANT, USER, TwoSide
 from fedtorch.rounds.private_weights import private_weights
@@ -108,7 +109,7 @@ def overheard(subject: Subject, client: str) -> Mapping[int, Words]:
         batch = components.training.collate([example], True)
         module.train()
         with torch.random.fork_rng(), tapped(module) as sent:
-            torch.manual_seed(0)
+            seed_torch(0, components.engine.device)
             components.training.loss(module, batch)
         (group,) = batch["groups"]
         inputs = [segment["inputs"][0] for segment in group["segments"]]

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from fedtorch.core.devices import CPU
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.model_folder import model_folder
-from fedtorch.core.seeds import seed_for
+from fedtorch.core.seeds import seed_for, seed_torch
 from fedtorch.models.auto import longest_input
 from fedtorch.models.generation import new_tokens
 from fedtorch.models.saved import load_saved
@@ -88,7 +88,7 @@ class Decoder:
         inputs = torch.tensor([ids], device=self.model.device)
         search: dict[str, Any] = {"num_beams": self.beams, "do_sample": False}
         if self.temperature:
-            torch.manual_seed(seed_for(self.seed, "chat", self.turns))
+            seed_torch(seed_for(self.seed, "chat", self.turns), self.model.device)
             search = {"do_sample": True, "temperature": self.temperature, "top_k": 0}
         limits = {"max_new": self.max_new, "before": len(ids)}
         return new_tokens(self.model, inputs, torch.ones_like(inputs), self.vocabulary, **limits, **search)[0]

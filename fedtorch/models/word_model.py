@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import Count
+from fedtorch.core.seeds import seed_torch
 from fedtorch.models.networks.scoring import Head, Scorer
 from fedtorch.models.pretrained import copy_networks, in_own_memory
 from fedtorch.text.words import FILE, PADDING, UNKNOWN, Words, read_vectors, read_words
@@ -51,7 +52,7 @@ class WordModel:
         Raises:
             ConfigError, DataError: the file with word vectors cannot be used: see `read_vectors`.
         """
-        torch.manual_seed(seed)
+        seed_torch(seed)
         model = self.network(vocabulary)
         table = model.get_parameter("embedding.weight")
         with torch.no_grad():

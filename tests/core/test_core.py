@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedtorch
 from fedtorch.core.client import ClientState, ClientStore, file_stem
 from fedtorch.core.seeds import generator_for, seed_for, seed_torch
 from fedtorch.core.update import Report, UpdateBuffer
@@ -292,3 +293,8 @@ def test_seeding_gives_torchs_own_bits_and_notes_nothing() -> None:
     seed_torch(5, torch.device("cpu"))
     assert torch.equal(torch.rand(3), expected)
     assert len(torch.cuda._queued_calls) == noted
+
+
+def test_nothing_in_the_package_seeds_kinds_of_devices_that_are_not_used() -> None:
+    files = Path(fedtorch.__file__).parent.rglob("*.py")
+    assert [path.name for path in files if "torch.manual_seed(" in path.read_text(encoding="utf-8")] == []

@@ -27,6 +27,7 @@ import toy  # noqa: E402, F401
 import transformers.models.gpt2.modeling_gpt2  # noqa: E402, F401
 import transformers.models.t5.tokenization_t5  # noqa: E402, F401
 from tensorboard.backend.event_processing import event_accumulator  # noqa: E402, F401
+from tqdm import tqdm  # noqa: E402
 
 import fedtorch.main  # noqa: E402, F401
 
@@ -53,5 +54,6 @@ for room in ("algorithms", "data", "metrics", "models", "privacy", "tasks", "tex
     for path in sorted((SUPPORT.parents[1] / "fedtorch" / room).rglob("[a-z]*.py")):
         import_module(".".join(path.relative_to(SUPPORT.parents[1]).with_suffix("").parts))
 
+tqdm.get_lock()  # a rank that was killed would leave one of its own behind, and Python warns of each in the end
 accounts.remember()
 parsed.parse_once()
