@@ -1,7 +1,7 @@
 """Tests that `make slow` runs beside those marked in their files, and what holds the same in `make test` meanwhile.
 
-The whole command is to end within 25 minutes on two cores. What is here takes four seconds or more, or is one of many
-cases of one test whose other cases stay; `tests/conftest.py` marks it.
+The whole command is to end within six minutes on two quiet cores. What is here takes a second or more of processor
+time, or is one of many cases of one test whose other cases stay; `tests/conftest.py` marks it.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/comm/test_exchange.py": {
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[reduce": OTHER_CASES,
+        "test_edge_sizes[reduce-1048576": OTHER_CASES,
         "test_many_windows_pass_in_step[hosts0-reduce": OTHER_CASES,
         "test_many_windows_pass_in_step[hosts0-send": OTHER_CASES,
         "test_many_windows_pass_in_step[hosts1-reduce": OTHER_CASES,
@@ -70,6 +71,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabb-3": OTHER_CASES,
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabbcc-1": OTHER_CASES,
         "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabbcc-4-False]": OTHER_CASES,
+        "test_a_rank_that_dies_within_a_sum_is_named_by_all_others[aabbcc-4-True": OTHER_CASES,
         "test_a_sum_that_was_damaged_between_machines_is_made_again_of_single_updates[aabb-F": OTHER_CASES,
         "test_a_sum_that_was_damaged_between_machines_is_made_again_of_single_updates[aabbcc-F": OTHER_CASES,
         "test_a_sum_that_was_damaged_between_machines_is_made_again_of_single_updates[aabbcc-T": OTHER_CASES,
@@ -133,10 +135,14 @@ SLOW: dict[str, dict[str, str]] = {
         "test_what_is_proposed_trains[own T5": OTHER_CASES,
         "test_what_is_proposed_trains[spans": OTHER_CASES,
     },
+    "tests/data/test_bm25.py": {
+        "test_jax_is_not_imported_with_it_for_it_would_take_the_gpu": "changes with the pinned library",
+    },
     "tests/data/test_prepare.py": {
         "test_several_processes_may_prepare_the_same_folder_at_once": "the file's other folders",
     },
     "tests/docs/test_notebooks.py": {
+        "test_a_notebook_shows_what_is_stored_in_it[own_algorithm": OTHER_CASES,
         "test_a_notebook_shows_what_is_stored_in_it[own_data": "tests/docs/test_own_data_page.py",
         "test_a_notebook_shows_what_is_stored_in_it[preferences": OTHER_CASES,
     },
@@ -295,6 +301,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_signal_at_any_moment_changes_nothing[rate over rounds": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[stepping": OTHER_CASES,
         "test_a_signal_at_any_moment_changes_nothing[trained": OTHER_CASES,
+        "test_a_signal_repeats_no_step_where_they_are_saved[ditto": OTHER_CASES,
         "test_a_signal_repeats_no_step_where_they_are_saved[rate": OTHER_CASES,
         "test_a_signal_to_one_of_three_ranks_stops_all_and_loses_nothing[15]": OTHER_CASES,
         "test_a_signal_to_one_of_three_ranks_stops_all_and_loses_nothing[1]": OTHER_CASES,
@@ -392,6 +399,9 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/lifecycle/test_through_gate.py": {
         "test_code_in_the_training_process_gets_nothing_out[forget_the_clip": OTHER_CASES,
+    },
+    "tests/models/test_quantized.py": {
+        "test_the_library_is_loaded_without_asking_for_kernels_elsewhere[bitsandbytes": "changes with the pinned library",
     },
     "tests/papers/test_diloco_characters.py": {
         "test_a_cell_of_the_table[50-reset": OTHER_CASES,
