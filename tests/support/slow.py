@@ -136,7 +136,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_what_is_proposed_trains[spans": OTHER_CASES,
     },
     "tests/data/test_bm25.py": {
-        "test_jax_is_not_imported_with_it_for_it_would_take_the_gpu": "changes with the pinned library",
+        "test_jax_is_not_imported_with_it_for_it_would_take_the_gpu": "the library is pinned",
     },
     "tests/data/test_prepare.py": {
         "test_several_processes_may_prepare_the_same_folder_at_once": "the file's other folders",
@@ -401,7 +401,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_code_in_the_training_process_gets_nothing_out[forget_the_clip": OTHER_CASES,
     },
     "tests/models/test_quantized.py": {
-        "test_the_library_is_loaded_without_asking_for_kernels_elsewhere[bitsandbytes": "changes with the pinned library",
+        "test_the_library_is_loaded_without_asking_for_kernels_elsewhere[bitsandbytes": "the library is pinned",
     },
     "tests/papers/test_diloco_characters.py": {
         "test_a_cell_of_the_table[50-reset": OTHER_CASES,
