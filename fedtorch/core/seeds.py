@@ -32,12 +32,12 @@ def generator_for(run_seed: int, purpose: str, *parts: str | int) -> torch.Gener
     return torch.Generator().manual_seed(seed_for(run_seed, purpose, *parts))
 
 
-def seed_torch(seed: int, device: torch.device = devices.CPU) -> None:
-    """Seed what new weights and dropout are drawn from: the CPU's generator of this process, and that of `device`.
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed what dropout draws from: the CPU's generator of this process, and that of `device`.
 
     `torch.manual_seed` gives the same bits, but it also notes the call, with the whole stack as text, for every kind
     of device that was never used (torch 2.13, `_lazy_call` in torch/cuda, xpu and mtia): 0.3 to 1.5 ms, and memory
-    for good, at every model that is built and every client that trains (*measured*).
+    for good, at every client that trains (*measured*). New models are on the CPU: theirs is `torch.default_generator`.
     """
     torch.default_generator.manual_seed(seed)
     devices.seed(seed, device)

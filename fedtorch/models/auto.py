@@ -19,7 +19,6 @@ from transformers.utils import logging as hf_logging
 
 from fedtorch.core.choices import OneOf
 from fedtorch.core.errors import ConfigError, FedtorchError
-from fedtorch.core.seeds import seed_torch
 from fedtorch.core.shown import shortened
 from fedtorch.models.adapters.lora import add_adapter, kept_path
 from fedtorch.models.adapters.mapped import map_base
@@ -104,7 +103,7 @@ class AnyModel:
         hf_logging.disable_progress_bar()  # its bar would run into ours
         verbosity = hf_logging.get_verbosity()
         hf_logging.set_verbosity_error()  # its table of what is new and what is missing; we say what counts
-        seed_torch(seed)
+        torch.default_generator.manual_seed(seed)
         drawn: list[str] = []
         try:
             if self.random:

@@ -15,7 +15,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerBase, Roberta
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import BelowOne, Count, Layers
-from fedtorch.core.seeds import generator_for, seed_torch
+from fedtorch.core.seeds import generator_for
 from fedtorch.models.networks.patched_bert import Ranker
 from fedtorch.models.networks.scoring import Head
 from fedtorch.models.patch import Patch
@@ -80,7 +80,7 @@ class BertEncoder:
         Raises:
             ConfigError: the folder is missing or holds no BERT, or the vocabulary does not fit it.
         """
-        seed_torch(seed)
+        torch.default_generator.manual_seed(seed)
         bert = BertModel(self._random_config(vocabulary)) if self.name == RANDOM else self._load(vocabulary)
         ranker = Ranker(bert, patch=self.patch, head=self.head, head_dropout=self.head_dropout)
         initialise(ranker, seed)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from transformers import AutoModel, BertConfig, PreTrainedTokenizerBase, RobertaConfig
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import BelowOne, Count, Layers
-from fedtorch.core.seeds import seed_torch
 from fedtorch.models.pretrained import load_config, load_with_pooler
 from fedtorch.text.byte_bpe import load_subwords
 
@@ -57,7 +57,7 @@ class EncoderModel:
         Raises:
             ConfigError: nothing usable under that name, it is of another family, or its positions are too few.
         """
-        seed_torch(seed)
+        torch.default_generator.manual_seed(seed)
         model = self._random(vocab_size, max_length, pad_id) if self.is_random else self._load()
         config: Any = model.config
         offset = config.pad_token_id + 1 if config.model_type == "roberta" else 0

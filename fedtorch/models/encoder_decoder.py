@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -14,7 +15,6 @@ from transformers import (
 )
 
 from fedtorch.core.ranges import BelowOne, Count, Layers
-from fedtorch.core.seeds import seed_torch
 from fedtorch.models.adapters.lora import with_adapter
 from fedtorch.models.adapters.precision import dtype_of
 from fedtorch.models.adapters.settings import Adapter, Quantize, check_quantize
@@ -65,7 +65,7 @@ class EncoderDecoder:
         """
         if self.name == T5_RANDOM:
             return self._t5().build(seed, tokenizer)
-        seed_torch(seed)
+        torch.default_generator.manual_seed(seed)
         if self.name == BART_RANDOM:
             return with_adapter(self._bart(tokenizer), self.adapter, seed, None, self.quantize)
         return with_adapter(self._load(tokenizer), self.adapter, seed, self.name, self.quantize)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import BelowOne, Count, Layers
-from fedtorch.core.seeds import seed_torch
 from fedtorch.models.adapters.lora import with_adapter
 from fedtorch.models.adapters.precision import dtype_of
 from fedtorch.models.adapters.settings import Adapter, Quantize, check_quantize
@@ -55,7 +55,7 @@ class GPT2Model:
             ConfigError: the folder is missing or holds no GPT-2.
         """
         if self.name == RANDOM:
-            seed_torch(seed)
+            torch.default_generator.manual_seed(seed)
             return with_adapter(GPT2LMHeadModel(self._config(tokenizer)), self.adapter, seed, None, self.quantize)
         rates: dict[str, Any] = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), self.dropout)
         base: dict[str, Any] = {"dtype": dtype_of(self.adapter), "quantize": self.quantize, "adapter": self.adapter}

@@ -12,7 +12,6 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
 from fedtorch.core.ranges import BelowOne, Count, Layers
-from fedtorch.core.seeds import seed_torch
 from fedtorch.models.adapters.lora import has_adapter, with_adapter
 from fedtorch.models.adapters.precision import dtype_of
 from fedtorch.models.adapters.saved import save_adapted
@@ -66,7 +65,7 @@ class T5Model:
         Raises:
             ConfigError: the folder is missing or holds no T5.
         """
-        seed_torch(seed)
+        torch.default_generator.manual_seed(seed)
         model = self._random(tokenizer) if self.name == RANDOM else self._load(tokenizer)
         source = None if self.name == RANDOM else self.name
         return with_adapter(model, self.adapter, seed, source, self.quantize)

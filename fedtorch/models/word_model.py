@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.ranges import Count
-from fedtorch.core.seeds import seed_torch
 from fedtorch.models.networks.scoring import Head, Scorer
 from fedtorch.models.pretrained import copy_networks, in_own_memory
 from fedtorch.text.words import FILE, PADDING, UNKNOWN, Words, read_vectors, read_words
@@ -52,7 +51,7 @@ class WordModel:
         Raises:
             ConfigError, DataError: the file with word vectors cannot be used: see `read_vectors`.
         """
-        seed_torch(seed)
+        torch.default_generator.manual_seed(seed)
         model = self.network(vocabulary)
         table = model.get_parameter("embedding.weight")
         with torch.no_grad():

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from fedtorch.core import devices
+from fedtorch.core.seeds import seed_torch
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +85,7 @@ def seed_all(seed: int, device: torch.device) -> None:
     """Seed Python's, numpy's and torch's generators."""
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(seed)
-    devices.seed(seed, device)
+    seed_torch(seed, device)
 
 
 @contextmanager

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from fedtorch.config.load import load
 from fedtorch.core.errors import ConfigError
-from fedtorch.core.extras import require
+from fedtorch.core.extras import fetch_nothing, require
 from fedtorch.data.bm25 import BM25
 from fedtorch.data.check import count_parsed
 from fedtorch.data.folder import write_manifest
@@ -139,3 +141,13 @@ def test_an_engine_is_refused_before_it_is_made(block: Block) -> None:
         deepspeed_is_installed(plan)
     expected = f"engine.kind: deepspeed {missing('deepspeed', 'deepspeed')} or set engine.kind to torch"
     assert str(refused.value) == expected
+
+
+def test_bitsandbytes_finds_no_kernels_while_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bitsandbytes.py").write_text("import sys\nKERNELS = sys.modules.get('kernels', 'can be imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # whatever is there comes back afterwards, or nothing does
+    del sys.modules["bitsandbytes"]
+    monkeypatch.setitem(sys.modules, "kernels", kernels := ModuleType("kernels"))
+    fetch_nothing()
+    assert import_module("bitsandbytes").KERNELS is None and sys.modules["kernels"] is kernels

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtorch.data.bm25 import BM25, words
+from fedtorch.data.bm25 import BM25, _bm25s, words
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -94,6 +94,15 @@ def test_indexing_shows_nothing(capfd: pytest.CaptureFixture[str], caplog: pytes
     with caplog.at_level("DEBUG"):
         BM25(["a b", "b c"]).top("b", 1)
     assert capfd.readouterr() == ("", "") and not [r for r in caplog.records if r.name.startswith("bm25s")]
+
+
+def test_jax_is_hidden_while_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bm25s.py").write_text("import sys\nJAX = sys.modules.get('jax', 'can be imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("bm25s", "jax"):
+        monkeypatch.setitem(sys.modules, name, None)  # whatever is there comes back afterwards, or nothing does
+        del sys.modules[name]
+    assert _bm25s().JAX is None and "jax" not in sys.modules
 
 
 @pytest.mark.processes

@@ -36,7 +36,6 @@ SLOW: dict[str, dict[str, str]] = {
         "test_a_rehearsal_writes_rows_and_a_table": "its parts",
     },
     "tests/benchmarks/test_speed.py": {
-        "test_times_are_read_off_what_a_system_prints": "test_benchmarks.py, the plain loop",
         "test_two_plain_processes_that_share_memory_train_what_one_does": "the written plan's three cases",
     },
     "tests/chat/test_chat.py": {
@@ -116,7 +115,6 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/comm/test_transport.py": {
         "test_many_windows_pass_in_step[hosts0-reduce]": OTHER_CASES,
-        "test_many_windows_pass_in_step[hosts0-send": "tests/comm/test_exchange.py, windows of a round",
         "test_staged_payloads_have_the_bits_and_the_byte_counts_of_direct_ones[2": OTHER_CASES,
     },
     "tests/configs/test_openfedllm_configs.py": {
@@ -136,7 +134,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_what_is_proposed_trains[spans": OTHER_CASES,
     },
     "tests/data/test_bm25.py": {
-        "test_jax_is_not_imported_with_it_for_it_would_take_the_gpu": "the library is pinned",
+        "test_jax_is_not_imported_with_it_for_it_would_take_the_gpu": "test_jax_is_hidden",
     },
     "tests/data/test_prepare.py": {
         "test_several_processes_may_prepare_the_same_folder_at_once": "the file's other folders",
@@ -208,7 +206,6 @@ SLOW: dict[str, dict[str, str]] = {
         "test_killed_ranks_go_on_on_another_number_of_ranks[1-2-2": OTHER_CASES,
     },
     "tests/faults/test_kill_fragments.py": {
-        "test_killed_around_the_exchange[1-aggregate": "test_killed_around_the_step_of_the_sending",
         "test_killed_around_the_step_of_the_sending[rounds-b-5": OTHER_CASES,
         "test_killed_around_the_step_of_the_sending[rounds-d-6": OTHER_CASES,
         "test_killed_around_the_step_of_the_sending[steps-b-5": OTHER_CASES,
@@ -401,7 +398,7 @@ SLOW: dict[str, dict[str, str]] = {
         "test_code_in_the_training_process_gets_nothing_out[forget_the_clip": OTHER_CASES,
     },
     "tests/models/test_quantized.py": {
-        "test_the_library_is_loaded_without_asking_for_kernels_elsewhere[bitsandbytes": "the library is pinned",
+        "test_the_library_is_loaded_without_asking_for_kernels_elsewhere[bitsandbytes": "tests/core/test_extras.py",
     },
     "tests/papers/test_diloco_characters.py": {
         "test_a_cell_of_the_table[50-reset": OTHER_CASES,
@@ -580,7 +577,6 @@ SLOW: dict[str, dict[str, str]] = {
     },
     "tests/test_package.py": {
         "test_a_wheel_runs_its_own_config": "test_a_wheel_finds_its_own_config",
-        "test_the_loops_in_c_are_optional": "tests/core/test_kernels.py: both ways give the same bits",
     },
     "tests/tracking/test_track.py": {
         "test_many_names_are_never_in_memory_at_once": "the file's other names",

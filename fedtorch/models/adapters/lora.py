@@ -25,7 +25,7 @@ from transformers.models.auto import modeling_auto
 from fedtorch.core.errors import ConfigError
 from fedtorch.core.extras import require
 from fedtorch.core.model_folder import ADAPTER
-from fedtorch.core.seeds import seed_for, seed_torch
+from fedtorch.core.seeds import seed_for
 from fedtorch.core.weights import unshared
 from fedtorch.models.adapters.added import NAME, delta_of, put_together, scale_of, set_added
 from fedtorch.models.adapters.mapped import map_base
@@ -71,7 +71,7 @@ def add_adapter(model: Any, adapter: Adapter, seed: int, *, heads: Sequence[str]
                           "fp32, fp16 or bf16, and task.model.quantize if it is to be kept in few bits")  # fmt: skip
     config = _read(adapter) if adapter.path else _config(model, adapter, heads)
     config.base_model_name_or_path = base
-    seed_torch(seed_for(seed, "adapter"))
+    torch.default_generator.manual_seed(seed_for(seed, "adapter"))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of tied weights and Conv1D, which are looked at here
